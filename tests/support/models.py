@@ -88,6 +88,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
     GraniteMoeSWAConfig,
@@ -437,6 +439,18 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         GraniteMoeSharedConfig,
         {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 48},
     ),
+    "granite-hybrid": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        {
+            **_GRANITE,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 4,
+            "shared_intermediate_size": 48,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 24,
+        },
+    ),
     "flex-olmo": (FlexOlmoForCausalLM, FlexOlmoConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
     "minimax-m2": (
         MiniMaxM2ForCausalLM,
@@ -686,13 +700,15 @@ def load_reference(directory: Path, attention: str = "eager") -> PreTrainedModel
     return model.eval()
 
 
-def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+def reference_tokens(
+    model: PreTrainedModel, prompt: Sequence[int], count: int, guess: Sequence[int] = (), **inputs: Any
+) -> list[int]:
     """`count` greedy tokens after the prompt, EOS or not. What is right in `guess` takes one step in all, instead of
-    one for each token; the answer does not depend on it."""
+    one for each token; the answer does not depend on it. `inputs`: of the model, beside its tokens."""
     tokens: list[int] = []
     with torch.inference_mode():
         if guess:
-            logits = model(torch.tensor([[*prompt, *guess[: count - 1]]]), use_cache=False).logits[0]
+            logits = model(torch.tensor([[*prompt, *guess[: count - 1]]]), use_cache=False, **inputs).logits[0]
             best = logits[len(prompt) - 1 :].argmax(-1).tolist()
             right = next((n for n, pair in enumerate(zip(best, guess, strict=False)) if pair[0] != pair[1]), len(best))
             tokens = best[: right + 1]
@@ -700,7 +716,8 @@ def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, 
             ids = torch.tensor([[*prompt, *tokens]])
             # Without a mask, generate() hides every token of the prompt that equals the pad token.
             mask = torch.ones_like(ids)
-            output = model.generate(ids, attention_mask=mask, max_new_tokens=count - len(tokens), do_sample=False)
+            left = count - len(tokens)
+            output = model.generate(ids, attention_mask=mask, max_new_tokens=left, do_sample=False, **inputs)
             tokens = output[0, len(prompt) :].tolist()
     return tokens
 

@@ -27,6 +27,9 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
+    "InternVLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
+    "Lfm2VlForConditionalGeneration": ("Lfm2ForCausalLM", {}),
+    "LlavaForConditionalGeneration": ("LlamaForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
     "SmolVLMForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
@@ -38,7 +41,14 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
 _MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
-"""By model_type of the language model."""
+_SEVERAL = {**_MISTRALS, "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_BY_TYPE = {
+    "InternVLForConditionalGeneration": _SEVERAL,
+    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"},
+    "LlavaForConditionalGeneration": _SEVERAL,
+    "Mistral3ForConditionalGeneration": _MISTRALS,
+}
+"""By architecture, and by model_type of the language model where there are several."""
 
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 """The last where the whole model was saved without a head."""
@@ -76,12 +86,13 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(inner, Mapping):
         raise UnsupportedError(f"config.json has text_config={str(inner)[:50]}, which is not an object")
     kind = inner.get("model_type")
-    if architecture == "MistralForCausalLM" and kind is not None:
-        if kind not in _MISTRALS:
+    types = _BY_TYPE.get(known[0])
+    if types is not None and kind is not None:
+        if kind not in types:
             raise UnsupportedError(
-                f"{known[0]} is supported with a text_config of {' or '.join(_MISTRALS)}, not of {str(kind)[:50]!r}"
+                f"{known[0]} is supported with a text_config of {' or '.join(types)}, not of {str(kind)[:50]!r}"
             )
-        architecture = _MISTRALS[kind]
+        architecture = types[kind]
     outer = {key: value for key, value in settings.items() if key not in ("text_config", "vision_config")}
     merged = {**defaults, **outer, **inner, "architectures": [architecture]}
     if _TIED in outer:

@@ -60,6 +60,7 @@ class TensorNames:
     """Of the matrix that gives gates (`Attention.gated`); "": that of queries does."""
     convolution: str = "conv"
     delta_net: str = "linear_attn"
+    state_space: str = "mamba"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
@@ -290,7 +291,38 @@ class AltUp:
     """Beside attention there is a product with two small matrices (arXiv:2411.07501)."""
 
 
-Mixer = Attention | ShortConvolution | GatedDelta
+@dataclass(frozen=True)
+class Mamba2:
+    """Mamba-2's recurrent layer (arXiv:2405.21060). One matrix gives gates, then values, keys and queries, which are
+    folded over the newest tokens, and a step of each head; the state of a head decays, and gets the value times the
+    key. (The paper calls them z, x, B, C and dt.)"""
+
+    heads: int
+    head_dim: int
+    groups: int
+    """Of heads that have the same keys and queries."""
+    state_dim: int
+    """Of keys and queries."""
+    kernel: int
+    """Tokens."""
+    bias: bool = False
+    """Of its matrices."""
+    kernel_bias: bool = True
+
+    @property
+    def inner(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Of values, keys and queries."""
+        keys = self.groups * self.state_dim
+        return self.inner, keys, keys
+
+
+Recurrent = ShortConvolution | GatedDelta | Mamba2
+Mixer = Attention | Recurrent
 """The part of a layer that looks at other tokens."""
 
 

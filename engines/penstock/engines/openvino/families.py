@@ -18,6 +18,7 @@ from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_hybrid,
     families_kin,
     families_latent,
+    families_mamba,
     families_shared_experts,
     families_sliding_experts,
 )

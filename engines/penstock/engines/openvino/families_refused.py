@@ -16,7 +16,7 @@ _HEADS = "its layers differ in their number of queries' heads, which OpenVINO's 
 _BY_REASON = {
     _STATE: (
         "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
-        "GraniteMoeHybridForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
+        "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
         "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",

@@ -104,12 +104,13 @@ def _axes(settings: Mapping[str, Any], config: Mapping[str, Any], num_pairs: int
     sections = settings.get("mrope_section") or config.get("mrope_section")
     if not isinstance(sections, list | tuple) or len(sections) != 3:
         return ()
-    if not all(type(count) is int and 0 <= count <= num_pairs for count in sections):
+    if not all(type(count) is int and count >= 0 for count in sections):
         return ()
     if config.get("mrope_interleaved"):
         return tuple(n % 3 if n < 3 * sections[n % 3] else 0 for n in range(num_pairs))
-    axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
-    return axes if len(axes) == num_pairs else ()
+    if sum(sections) != num_pairs:
+        return ()
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def _base_frequencies(theta: float, head_dim: int) -> Frequencies:

@@ -1,10 +1,9 @@
-"""The seam of image encoders, and the vision transformer that several of them have: SigLIP's."""
+"""The seam of image encoders, and the parts that their graphs are made of."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,9 +14,12 @@ import openvino.opset15 as ops
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_inputs import ImageInputs
+from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64
 from penstock.engines.openvino.weights import Weights
 
+HALVES = (0.5,) * 3
+"""Mean and deviation of pixels with most encoders."""
 UNEVEN = "config.json has an image encoder whose tiles, patches or heads do not divide evenly"
 _MOST = 1 << 20
 """Larger sizes in config.json are mistakes."""
@@ -80,115 +82,60 @@ def checked_size(settings: Mapping[str, Any], key: str, usual: int | None = None
     return size
 
 
-SIGLIP_DEFAULTS: Mapping[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 16,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
-"""What settings mean that config.json leaves out."""
+def checked_activation(settings: Mapping[str, Any], key: str, usual: str) -> Activation:
+    """Raises UnsupportedError for one that is not known here."""
+    name = settings.get(key, usual)
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(f"config.json has {key}={str(name)[:50]!r} for its image encoder")
+    return name  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Siglip:
-    """A vision transformer: a square tile is cut into patches, which attend to each other."""
+class VisionGraph:
+    """Nodes with weights. Names are those of modules."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    activation: str
-    norm_eps: float
-    side: int
-    """Pixels of a tile."""
-    patch: int
-    """Pixels of a patch's side."""
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
 
-    @classmethod
-    def of(cls, vision: Mapping[str, Any], defaults: Mapping[str, Any]) -> Siglip:
-        """`defaults`: what settings mean that config.json leaves out. Raises UnsupportedError."""
-        vision = {**defaults, **vision}
-        spec = cls(
-            hidden_size=checked_size(vision, "hidden_size"),
-            intermediate_size=checked_size(vision, "intermediate_size"),
-            num_layers=checked_size(vision, "num_hidden_layers"),
-            num_heads=checked_size(vision, "num_attention_heads"),
-            activation=str(vision["hidden_act"]),
-            norm_eps=float(vision["layer_norm_eps"]),
-            side=checked_size(vision, "image_size"),
-            patch=checked_size(vision, "patch_size"),
-        )
-        if spec.side % spec.patch or spec.hidden_size % spec.num_heads or vision["num_channels"] != 3:
-            raise UnsupportedError(UNEVEN)
-        if spec.activation not in ACTIVATIONS:
-            raise UnsupportedError(f"config.json has hidden_act={spec.activation[:50]!r} in vision_config")
-        return spec
+    def patches(self, values: Node, name: str, size: int, patch: int) -> Node:
+        """[1, 3, height, width] to [1, size, rows, columns], without a bias."""
+        kernel = self.weights.table(name + ".weight", (size, 3, patch, patch))
+        return ops.convolution(values, kernel, [patch] * 2, [0, 0], [0, 0], [1, 1])
 
-    @property
-    def patches(self) -> int:
-        """In a row of a tile."""
-        return self.side // self.patch
+    def linear(self, x: Node, name: str, out: int, inner: int, *, bias: bool = True) -> Node:
+        y = self.weights.project(x, name + ".weight", (out, inner))
+        return ops.add(y, self.weights.vector(name + ".bias", out)) if bias else y
+
+    def layer_norm(self, x: Node, name: str, size: int, eps: float) -> Node:
+        x = ops.multiply(ops.mvn(x, i64([-1]), True, eps, "inside_sqrt"), self.weights.vector(name + ".weight", size))
+        return ops.add(x, self.weights.vector(name + ".bias", size))
+
+    def rms_norm(self, x: Node, name: str, size: int, eps: float, *, plus: float = 0.0) -> Node:
+        """`plus` is added to its weights."""
+        variance = ops.reduce_mean(ops.multiply(x, x), i64([-1]), True)
+        x = ops.divide(x, ops.sqrt(ops.add(variance, f32(eps))))
+        return ops.multiply(x, self.weights.vector(name + ".weight", size, plus=plus))
 
 
-class SiglipGraph:
-    def __init__(self, spec: Siglip, weights: Weights, prefix: str) -> None:
-        """`prefix`: of the names of all its tensors."""
-        self._spec = spec
-        self._weights = weights
-        self._prefix = prefix
+def normalized(tile: Node, mean: Sequence[float], deviation: Sequence[float]) -> Node:
+    """[1, height, width, 3] in 8 bits to [1, 3, height, width]; black is 0 and white 1 before it is normed."""
+    factor, shift = 1 / (255 * np.array(deviation)), np.array(mean) / np.array(deviation)
+    values = ops.subtract(ops.multiply(ops.convert(tile, "f32"), f32(factor)), f32(shift))
+    return ops.transpose(values, i64([0, 3, 1, 2]))
 
-    def encoded(self, tile: Node) -> Node:
-        """[patches of the tile, hidden size], of a tile [1, side, side, 3] u8."""
-        x = self.patches(tile)
-        for n in range(self._spec.num_layers):
-            x = self.layer(x, f"{self._prefix}encoder.layers.{n}.")
-        return self.norm(x, self._prefix + "post_layernorm")
 
-    def patches(self, tile: Node) -> Node:
-        """[patches of the tile, hidden size], with their positions."""
-        spec, prefix = self._spec, self._prefix + "embeddings."
-        # from 0..255 to -1..1, as the mean and the deviation of all published processors have it
-        x = ops.subtract(ops.multiply(ops.convert(tile, "f32"), f32(2 / 255)), f32(1.0))
-        x = ops.transpose(x, i64([0, 3, 1, 2]))
-        kernel = self._weights.table(prefix + "patch_embedding.weight", (spec.hidden_size, 3, spec.patch, spec.patch))
-        stride = [spec.patch, spec.patch]
-        x = ops.convolution(x, kernel, stride, [0, 0], [0, 0], [1, 1])
-        x = ops.transpose(ops.reshape(x, i64([spec.hidden_size, -1]), False), i64([1, 0]))
-        x = ops.add(x, self._weights.vector(prefix + "patch_embedding.bias", spec.hidden_size))
-        positions = self._weights.table(prefix + "position_embedding.weight", (spec.patches**2, spec.hidden_size))
-        # transformers finds the rows by fractions in f32. For some numbers of patches, none of them in use, these are
-        # rounded differently on different CPUs.
-        return ops.add(x, positions)
+def by_head(x: Node, heads: int, size: int) -> Node:
+    """[patches, heads * size] to [1, heads, patches, size]."""
+    return ops.transpose(ops.reshape(x, i64([1, -1, heads, size]), False), i64([0, 2, 1, 3]))
 
-    def layer(self, x: Node, prefix: str) -> Node:
-        spec, hidden = self._spec, self._spec.hidden_size
-        y = self.norm(x, prefix + "layer_norm1")
-        q, k, v = (self._heads(self._linear(y, f"{prefix}self_attn.{name}_proj", hidden, hidden)) for name in "qkv")
-        y = ops.scaled_dot_product_attention(q, k, v)
-        y = ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([-1, hidden]), False)
-        x = ops.add(x, self._linear(y, prefix + "self_attn.out_proj", hidden, hidden))
-        y = self._linear(self.norm(x, prefix + "layer_norm2"), prefix + "mlp.fc1", spec.intermediate_size, hidden)
-        y = ACTIVATIONS[spec.activation](y)  # type: ignore[index]  # checked with the settings
-        return ops.add(x, self._linear(y, prefix + "mlp.fc2", hidden, spec.intermediate_size))
 
-    def norm(self, x: Node, name: str) -> Node:
-        size = self._spec.hidden_size
-        x = ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
-        return ops.add(
-            ops.multiply(x, self._weights.vector(name + ".weight", size)), self._weights.vector(name + ".bias", size)
-        )
+def attention(q: Node, k: Node, v: Node, size: int) -> Node:
+    """All patches attend to all: [1, heads, patches, size of a head] to [patches, size]."""
+    y = ops.scaled_dot_product_attention(q, k, v)
+    return ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([-1, size]), False)
 
-    def _linear(self, x: Node, name: str, out: int, inner: int) -> Node:
-        y = self._weights.project(x, name + ".weight", (out, inner))
-        return ops.add(y, self._weights.vector(name + ".bias", out))
 
-    def _heads(self, x: Node) -> Node:
-        """[patches, hidden size] to [1, heads, patches, size of a head]."""
-        heads = self._spec.num_heads
-        x = ops.reshape(x, i64([1, -1, heads, self._spec.hidden_size // heads]), False)
-        return ops.transpose(x, i64([0, 2, 1, 3]))
+def joined_squares(x: Node, columns: Node, few: int, size: int) -> Node:
+    """[patches, size] to [tokens, few * few * size]: the patches of a square of few x few make one vector, line by line
+    (pixel shuffle). `columns` [1]: of such squares."""
+    x = ops.reshape(x, ops.concat([i64([-1, few]), columns, i64([few * size])], 0), False)
+    return ops.reshape(ops.transpose(x, i64([0, 2, 1, 3])), i64([-1, few * few * size]), False)

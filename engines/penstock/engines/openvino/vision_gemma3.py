@@ -14,16 +14,9 @@ import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.graph_nodes import Node, f32, i64
-from penstock.engines.openvino.vision import (
-    SIGLIP_DEFAULTS,
-    UNEVEN,
-    Siglip,
-    SiglipGraph,
-    VisionModel,
-    checked_size,
-    inner_settings,
-)
+from penstock.engines.openvino.graph_nodes import Node, i64
+from penstock.engines.openvino.vision import UNEVEN, VisionModel, checked_size, inner_settings
+from penstock.engines.openvino.vision_siglip import SIGLIP_DEFAULTS, Siglip, SiglipGraph
 from penstock.engines.openvino.weights import Weights
 
 _WINDOW = 4096
@@ -60,13 +53,12 @@ class Gemma3Vision(VisionModel):
     def graph(self, weights: Weights) -> ov.Model:
         size = self.siglip.hidden_size
         tile = ops.parameter([1, self.siglip.side, self.siglip.side, 3], np.uint8)
-        x = self._averaged(SiglipGraph(self.siglip, weights, "vision_tower.").encoded(tile))
-        variance = ops.reduce_mean(ops.multiply(x, x), i64([-1]), True)
-        x = ops.divide(x, ops.sqrt(ops.add(variance, f32(self.siglip.norm_eps))))
-        x = ops.multiply(x, weights.vector("multi_modal_projector.mm_soft_emb_norm.weight", size, plus=1.0))
-        x = weights.project(
-            x, "multi_modal_projector.mm_input_projection_weight", (self.out_size, size), transposed=True
-        )
+        graph = SiglipGraph(self.siglip, weights, "vision_tower.")
+        x = self._averaged(graph.encoded(tile))
+        prefix, eps = "multi_modal_projector.", self.siglip.norm_eps
+        x = graph.rms_norm(x, prefix + "mm_soft_emb_norm", size, eps, plus=1.0)
+        name = prefix + "mm_input_projection_weight"
+        x = weights.project(x, name, (self.out_size, size), transposed=True)
         return ov.Model([ops.result(x)], [tile], "image encoder")
 
     def _averaged(self, x: Node) -> Node:

@@ -118,7 +118,7 @@ class QwenVision(VisionModel):
 
     def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
         """Patches [P, 3 * patch * patch], square by square; cos and sin of their angles [P, 1, head size]; with windows
-        `Windows`; with learned positions, for each patch four of them [P, 4], and their shares [P, 4, 1]."""
+        what `windows` gives; with learned positions, for each patch four of them [P, 4], and their shares [P, 4, 1]."""
         few, patch = self.joined, self.patch
         _, height, width, _ = tile.shape
         rows, columns = height // patch, width // patch
@@ -191,7 +191,7 @@ class Qwen3Vision(QwenVision):
 class Qwen35Vision(Qwen3Vision):
     """Qwen3-VL's, without deepstack."""
 
-    architectures = ("Qwen3_5ForConditionalGeneration",)
+    architectures = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
     @classmethod
     def _taps(cls, vision: Mapping[str, Any]) -> tuple[int, ...]:

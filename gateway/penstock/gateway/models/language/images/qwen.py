@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.gateway.models.language.images.family import (
     ImageFamily,
@@ -34,7 +34,10 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class QwenImages(ImageFamily):
-    architectures = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+    architectures: ClassVar[tuple[str, ...]] = (
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+    )
     marker = token = "<|image_pad|>"
 
     least: int
@@ -100,7 +103,11 @@ class QwenImages(ImageFamily):
 class Qwen3Images(QwenImages):
     """Colours become values from -1 to 1."""
 
-    architectures = ("Qwen3VLForConditionalGeneration", "Qwen3_5ForConditionalGeneration")
+    architectures = (
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    )
 
     @classmethod
     def _check_values(cls, processor: Mapping[str, Any]) -> None:

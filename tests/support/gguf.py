@@ -35,6 +35,7 @@ _ARCHITECTURES = {
     "granitemoeshared": "granitemoe",
     "glm4_moe": "glm4moe",
     "ernie4_5_moe": "ernie4_5-moe",
+    "minimax_m2": "minimax-m2",
 }
 """By model_type, where they are called otherwise."""
 _PAIRS = ("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo", "granitemoe", "granitemoeshared")

@@ -143,6 +143,7 @@ def _converted(
     if ".block_sparse_moe.experts." in name:
         name = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
     name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("moe_statics", "gate")
+    name = name.replace(".expert_bias", ".expert_bias.bias")
     if name.endswith(".sinks"):
         name += ".weight"
     if "_linear" in name and family.startswith("granitemoe"):
@@ -233,6 +234,9 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         ("moe_layer_interval", writer.add_interleave_moe_layer_step),
         ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("n_shared_experts", writer.add_expert_shared_count),
+        ("num_shared_experts", writer.add_expert_shared_count),
+        ("num_dense_layers", writer.add_leading_dense_block_count),
+        ("route_scale", writer.add_expert_weights_scale),
         ("norm_topk_prob", writer.add_expert_weights_norm),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
     ):
@@ -255,7 +259,7 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
 
 def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
     """Other converters leave them out."""
-    families = ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3", "cohere2")
+    families = ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3", "cohere2", "afmoe")
     if family not in families or not config.get("sliding_window"):
         return
     writer.add_sliding_window(config["sliding_window"])

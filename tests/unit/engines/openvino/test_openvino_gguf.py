@@ -96,6 +96,7 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
         ("glm4-moe", {}),
         ("dots1", {"use_sliding_window": False, "layer_types": ["full_attention"] * 3, "routed_scaling_factor": 1.5}),
         ("minimax-m2", {}),
+        ("afmoe", {"route_scale": 1.5}),
         ("ernie4.5", {"use_bias": True}),
         ("ernie4.5-moe", {"moe_layer_interval": 1}),
         ("hunyuan", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),

@@ -23,7 +23,7 @@ _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 """The one size of Gemma 2, and of Gemma 3, that scales its queries by another number than head_dim."""
 _OLMO3 = "Olmo3ForCausalLM"
 _USUAL_PATTERN = 4
-"""Of OLMo 3, EXAONE 4 and Cohere 2: each fourth layer attends to all tokens."""
+"""Of OLMo 3, EXAONE 4, Cohere 2 and AFMoE: each fourth layer attends to all tokens."""
 
 
 def gemma2(settings: FileSettings, config: Config) -> Config:
@@ -191,6 +191,19 @@ def dots1(settings: FileSettings, config: Config) -> Config:
         **_experts_of_deepseek(settings),
         "norm_topk_prob": bool(settings.get("expert_weights_norm")),
         "use_sliding_window": False,
+    }
+
+
+def afmoe(settings: FileSettings, config: Config) -> Config:
+    """llama.cpp knows the scale of the embeddings, and which layers have windows."""
+    return {
+        **_experts(settings, "num_experts"),
+        "num_shared_experts": settings.count("expert_shared_count", 0),
+        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "num_dense_layers": settings.count("leading_dense_block_count", 0),
+        "route_scale": settings.number("expert_weights_scale", 1.0),
+        "global_attn_every_n_layers": _USUAL_PATTERN,
+        "mup_enabled": True,
     }
 
 
@@ -434,6 +447,25 @@ ARCHITECTURES = {
         ),
         _EXPERTS,
         settings=dots1,
+    ),
+    "afmoe": Architecture(
+        "AfmoeForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            {
+                "attn_gate": "self_attn.gate_proj",
+                "attn_norm": "input_layernorm",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_norm": "pre_mlp_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+                "ffn_gate_inp": "mlp.router.gate",
+                "exp_probs_b": "mlp.expert_bias",
+            },
+            _SHARED_EXPERTS,
+        ),
+        _EXPERTS,
+        settings=afmoe,
     ),
     "minimax-m2": Architecture(
         "MiniMaxM2ForCausalLM",

@@ -22,7 +22,7 @@ from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 _FLOATS = ("F32", "F16", "BF16")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _FUSED, _SEPARATE = "attn_qkv", ("attn_q", "attn_k", "attn_v")
-_PARAMETERS = ("self_attn.sinks.weight", "e_score_correction_bias.bias")
+_PARAMETERS = ("self_attn.sinks.weight", "e_score_correction_bias.bias", "mlp.expert_bias.bias")
 """Which Hugging Face calls parameters of their own."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of rotary embedding are divided by: settings, that llama.cpp writes as a tensor."""

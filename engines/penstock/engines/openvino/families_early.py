@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, LayerNorms, TensorNames
@@ -123,7 +124,7 @@ def _neo_windows(c: Settings) -> list[int]:
     return [c["window_size"] if kind == "local" else 0 for kind in kinds]
 
 
-def _spread(types: object, layers: int) -> object:
+def _spread(types: Any, layers: int) -> Any:
     """Of pairs of some kinds and how often they follow each other; without them, both kinds by turns."""
     if types is None:
         return [("global", "local")[n % 2] for n in range(layers)]

@@ -26,7 +26,7 @@ FILE = "model.safetensors"
 SAME_MATRICES = (
     "ministral3", "ministral", "glm4", "ernie4.5", "hunyuan", "seed-oss", "cohere", "cohere2", "arcee", "gemma", "olmo",
     "flex-olmo", "minimax-m2", "dots1", "solar-open", "exaone-moe", "hy-v3", "hunyuan-moe", "granite-moe",
-    "flint", "mellum", "axk1", "opt", "gpt-bigcode", "gptj", "gpt-neo",
+    "flint", "mellum", "mimo-v2", "axk1", "gemma3n", "opt", "gpt-bigcode", "gptj", "gpt-neo",
     "vaultgemma", "jais2", "apertus", "cwm", "nanochat", "helium", "hyperclovax", "granite-swa", "granite-moe-swa",
     "afmoe", "cohere2-moe",
 )  # fmt: skip

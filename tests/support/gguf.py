@@ -38,6 +38,7 @@ _ARCHITECTURES = {
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
     "ernie4_5_moe": "ernie4_5-moe",
+    "minimax_m2": "minimax-m2",
 }
 """By model_type, where they are called otherwise."""
 _PAIRS = ("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo", "granitemoe", "granitemoeshared")
@@ -152,8 +153,7 @@ def _converted(
         values = values.squeeze(1)
     if ".feed_forward.experts." in name:
         name = name.removeprefix("model.")
-    if name.endswith(".expert_bias"):
-        name += ".bias"
+    name = name.replace(".expert_bias", ".expert_bias.bias")
     if name.endswith(".sinks"):
         name += ".weight"
     if "_linear" in name and family.startswith("granitemoe"):
@@ -282,6 +282,9 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         ("moe_layer_interval", writer.add_interleave_moe_layer_step),
         ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("n_shared_experts", writer.add_expert_shared_count),
+        ("num_shared_experts", writer.add_expert_shared_count),
+        ("num_dense_layers", writer.add_leading_dense_block_count),
+        ("route_scale", writer.add_expert_weights_scale),
         ("norm_topk_prob", writer.add_expert_weights_norm),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
     ):
@@ -304,7 +307,7 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
 
 def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
     """Other converters leave them out."""
-    families = ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3", "cohere2")
+    families = ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3", "cohere2", "afmoe")
     if family not in families or not config.get("sliding_window"):
         return
     writer.add_sliding_window(config["sliding_window"])

@@ -55,6 +55,7 @@ class TensorNames:
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    sinks: str = "sinks"
     attention_gate: str = ""
     """Of the matrix that gives gates (`Attention.gated`); "": that of queries does."""
     head_gate: str = "gate_proj"
@@ -134,6 +135,9 @@ class Attention:
     gates_heads: bool = False
     """The head's result is multiplied by the sigmoid of a number of its own (`TensorNames.head_gate`)."""
     latent: Latent | None = None
+    value_size: int = 0
+    """Of a head's value, which is kept with zeros behind it up to the size of a head; 0: that is its size."""
+    value_scale: float = 1.0
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
     norms_values: bool = False
@@ -148,6 +152,10 @@ class Attention:
     @property
     def q_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def result_size(self) -> int:
+        return self.num_heads * (self.value_size or self.head_dim)
 
     @property
     def kv_size(self) -> int:
@@ -355,6 +363,8 @@ class DecoderSpec:
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
     tie_word_embeddings: bool = False
+    position_offset: int = 0
+    """Where position embeddings are learned: rows in front of that of the first position."""
     embedding_scale: float = 1.0
     """Of the embeddings, not of a head that is tied to them."""
     norm: NormKind = "rms"

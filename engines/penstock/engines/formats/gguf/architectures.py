@@ -23,7 +23,7 @@ _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 """The one size of Gemma 2, and of Gemma 3, that scales its queries by another number than head_dim."""
 _OLMO3 = "Olmo3ForCausalLM"
 _USUAL_PATTERN = 4
-"""Of OLMo 3, EXAONE 4 and Cohere 2: each fourth layer attends to all tokens."""
+"""Of OLMo 3, EXAONE 4, Cohere 2 and AFMoE: each fourth layer attends to all tokens."""
 
 
 def gemma2(settings: FileSettings, config: Config) -> Config:
@@ -180,12 +180,39 @@ def glm4moe(settings: FileSettings, config: Config) -> Config:
         "num_hidden_layers": max(config["num_hidden_layers"] - further, 0),
         "num_nextn_predict_layers": further,
         "use_qk_norm": settings.has("attn_q_norm.weight"),
-        "n_routed_experts": settings.count("expert_count"),
-        "num_experts_per_tok": settings.count("expert_used_count"),
+        **_experts_of_deepseek(settings),
+        "norm_topk_prob": settings.get("expert_weights_norm") is not False,
+    }
+
+
+def dots1(settings: FileSettings, config: Config) -> Config:
+    """The file does not say windows, which published models do not have."""
+    return {
+        **_experts_of_deepseek(settings),
+        "norm_topk_prob": bool(settings.get("expert_weights_norm")),
+        "use_sliding_window": False,
+    }
+
+
+def afmoe(settings: FileSettings, config: Config) -> Config:
+    """llama.cpp knows the scale of the embeddings, and which layers have windows."""
+    return {
+        **_experts(settings, "num_experts"),
+        "num_shared_experts": settings.count("expert_shared_count", 0),
+        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "num_dense_layers": settings.count("leading_dense_block_count", 0),
+        "route_scale": settings.number("expert_weights_scale", 1.0),
+        "global_attn_every_n_layers": _USUAL_PATTERN,
+        "mup_enabled": True,
+    }
+
+
+def _experts_of_deepseek(settings: FileSettings) -> Config:
+    return {
+        **_experts(settings, "n_routed_experts"),
         "n_shared_experts": settings.count("expert_shared_count", 0),
         "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
         "first_k_dense_replace": settings.count("leading_dense_block_count", 0),
-        "norm_topk_prob": settings.get("expert_weights_norm") is not False,
         "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
     }
 
@@ -487,6 +514,50 @@ ARCHITECTURES = {
         ),
         _EXPERTS,
         settings=glm4moe,
+    ),
+    "dots1": Architecture(
+        "Dots1ForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            _TWO_NORMS,
+            {"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.e_score_correction_bias"},
+            _SHARED_EXPERTS,
+        ),
+        _EXPERTS,
+        settings=dots1,
+    ),
+    "afmoe": Architecture(
+        "AfmoeForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            {
+                "attn_gate": "self_attn.gate_proj",
+                "attn_norm": "input_layernorm",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_norm": "pre_mlp_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+                "ffn_gate_inp": "mlp.router.gate",
+                "exp_probs_b": "mlp.expert_bias",
+            },
+            _SHARED_EXPERTS,
+        ),
+        _EXPERTS,
+        settings=afmoe,
+    ),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM",
+        _named(
+            _ATTENTION,
+            _TWO_NORMS,
+            {
+                "ffn_gate_inp": "block_sparse_moe.gate",
+                "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+            },
+        ),
+        _MIXTRAL_EXPERTS,
+        settings=mixtral,
     ),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", settings=ernie4_5),
     "ernie4_5-moe": Architecture(

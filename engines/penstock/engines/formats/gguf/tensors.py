@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _FUSED, _SEPARATE = "attn_qkv", ("attn_q", "attn_k", "attn_v")
 _PARAMETERS = (
     *("self_attn.sinks.weight", "e_score_correction_bias.bias", "feed_forward.expert_bias.bias"),
-    *("linear_attn.A_log.weight", "linear_attn.dt_bias.bias"),
+    *("mlp.expert_bias.bias", "linear_attn.A_log.weight", "linear_attn.dt_bias.bias"),
 )
 """Which Hugging Face calls parameters of their own."""
 ROPE_FACTORS = "rope_freqs.weight"

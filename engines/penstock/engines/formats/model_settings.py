@@ -22,6 +22,7 @@ _QWEN3 = {"rope_theta": 500000.0, "mrope_section": [24, 20, 20], "mrope_interlea
 _QWEN3_5 = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+    "Gemma3nForConditionalGeneration": ("Gemma3nForCausalLM", {}),
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
@@ -38,7 +39,7 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
-_MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+_MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
 _SEVERAL = {**_MISTRALS, "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _BY_TYPE = {
     "InternVLForConditionalGeneration": _SEVERAL,

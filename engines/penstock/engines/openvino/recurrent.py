@@ -24,6 +24,7 @@ import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from penstock.engines.kit.batch import GroupTables, Int32s, StepBatch
+from penstock.engines.kit.block_rows import BlockRows
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, f32, i64
 
@@ -168,11 +169,19 @@ class StateTables:
             tensor = ov.Tensor(kind, ov.Shape([num_rows + 1, *shape]))
             tensor.data[0] = 0
             self._tensors[name] = tensor
+        raw = [tensor.data.view(np.uint8).reshape(num_rows + 1, -1)[1:] for tensor in self._tensors.values()]
+        self.rows = BlockRows(raw)
+        """Their bytes, by the numbers of `ModelInfo.states`."""
 
     def bind(self, request: Any) -> None:
         """Makes these the tables of an infer request."""
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
+
+
+def states_layout(compiled: Any) -> str:
+    """How rows are laid out; empty: there are none."""
+    return "".join(repr((name, str(kind), shape)) for name, kind, shape in _tables_of(compiled))
 
 
 def row_bytes(compiled: Any) -> int:

@@ -32,6 +32,7 @@ _QWEN3_5 = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
     "Gemma3nForConditionalGeneration": ("Gemma3nForCausalLM", {}),
+    "Gemma4UnifiedForConditionalGeneration": ("Gemma4UnifiedForCausalLM", {}),
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
@@ -75,6 +76,7 @@ _OTHERS = (
     "model.multi_modal_projector.",
     "model.connector.",
     "model.audio_tower.",
+    "model.vision_embedder.",
     "model.embed_audio.",
     "model.embed_vision.",
 )

@@ -37,7 +37,7 @@ def test_the_registry_refuses_what_the_page_refuses(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         parse_config({"architectures": [name]})
     is_refused = f"architecture {name} is not supported by the openvino runner: {said}" in caught.value.message
-    assert is_refused == (said not in ("yes", "text only"))
+    assert is_refused == (said != "text only" and not said.startswith("yes"))
 
 
 @pytest.mark.parametrize("name", ["OlmoForCausalLM", "BertLMHeadModel", "MambaForCausalLM", "Qwen3_5ForCausalLM"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ def checked_activation(settings: Mapping[str, Any], key: str, usual: str) -> Act
     name = settings.get(key, usual)
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedError(f"config.json has {key}={str(name)[:50]!r} for its image encoder")
-    return name  # type: ignore[no-any-return]
+    return cast(Activation, name)
 
 
 class VisionGraph:

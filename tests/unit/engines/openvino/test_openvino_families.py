@@ -28,7 +28,7 @@ SAME_MATRICES = (
     "flex-olmo", "minimax-m2", "dots1", "solar-open", "exaone-moe", "hy-v3", "hunyuan-moe", "granite-moe",
     "flint", "mellum", "mimo-v2", "axk1", "gemma3n", "opt", "gpt-bigcode", "gptj", "gpt-neo",
     "vaultgemma", "jais2", "apertus", "cwm", "nanochat", "helium", "hyperclovax", "granite-swa", "granite-moe-swa",
-    "afmoe", "cohere2-moe",
+    "afmoe", "cohere2-moe", "lfm3", "qwen3-next", "qwen3.5-moe", "olmo-hybrid",
 )  # fmt: skip
 """Families whose matrices are those of another one."""
 COUNT = 24

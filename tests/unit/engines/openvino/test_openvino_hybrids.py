@@ -66,7 +66,6 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("qwen3.5", {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 2, "tie_word_embeddings": True}),
         ("qwen3.5", {"layer_types": ["full_attention", *["linear_attention"] * 3], "attention_bias": True}),
         ("qwen3.5-moe", {}),
-        ("qwen3-next", {}),
         ("qwen3-next", {"norm_topk_prob": False, "mlp_only_layers": [2], "linear_num_key_heads": 1}),
         ("olmo-hybrid", {}),
         ("olmo-hybrid", {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "num_key_value_heads": 4}),

@@ -30,12 +30,15 @@ from penstock.engines.openvino.decoder_spec import (
     QueryGrowth,
     ShortConvolution,
 )
+from penstock.engines.openvino.delta_prompts import PROMPT_INPUTS, prompt_delta_net
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
 from penstock.engines.openvino.recurrent import (
     CONV_TABLE,
+    DELTA_INPUTS,
     DELTA_TABLE,
+    KEPT_STATES,
     STATE_INPUTS,
     paged_convolution,
     paged_delta_net,
@@ -104,6 +107,8 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
+        self._kept: list[Node] = []
+        """Results with states that go into tables."""
         groups = spec.groups
         self._num_groups = len(groups)
         self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
@@ -144,7 +149,8 @@ class DecoderBuilder:
         for name, (dtype, shape) in step_inputs(self._num_groups).items():
             self._add_input(name, dtype, shape)
         if self._spec.is_hybrid:
-            for name, (dtype, shape) in STATE_INPUTS.items():
+            inputs = STATE_INPUTS | (DELTA_INPUTS | PROMPT_INPUTS if self._spec.has_delta_nets else {})
+            for name, (dtype, shape) in inputs.items():
                 self._add_input(name, dtype, shape)
         self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(self._spec.ropes) if rope is not None}
 
@@ -158,7 +164,7 @@ class DecoderBuilder:
         return [ops.result(logits), ops.result(hidden)]
 
     def _model(self, results: list[Node]) -> ov.Model:
-        return ov.Model(results, list(self._inputs.values()), "decoder")
+        return ov.Model([*results, *self._kept], list(self._inputs.values()), "decoder")
 
     def _add_input(self, name: str, dtype: object, shape: list[int]) -> Node:
         node = ops.parameter(ov.PartialShape(shape), dtype, name=name)
@@ -237,7 +243,11 @@ class DecoderBuilder:
         pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
         shape = [-1, heads, layer.value_dim, layer.key_dim]
         states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
-        y = paged_delta_net(q, k, v, states, ops.multiply(pace, ops.softplus(step)), beta, self._inputs)
+        decay = ops.multiply(pace, ops.softplus(step))
+        y = paged_delta_net(q, k, v, states, decay, beta, self._inputs)
+        y, kept = prompt_delta_net(y, (q, k, v), states, decay, beta, layer, self._inputs)
+        self._kept.append(ops.result(ops.convert(kept, self._precision)))
+        self._kept[-1].output(0).set_names({f"{KEPT_STATES}{n}"})
         y = ops.multiply(self._rms(y), self._weights.vector(prefix + "norm.weight", layer.value_dim))
         y = ops.reshape(y, i64([0, layer.sizes[2]]), True)
         gate = ops.swish(self._linear(x, prefix + "in_proj_z", layer.sizes[2], hidden, False))

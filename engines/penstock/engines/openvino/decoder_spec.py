@@ -278,6 +278,10 @@ class DecoderSpec:
         return len(self.attention) < self.num_layers
 
     @property
+    def has_delta_nets(self) -> bool:
+        return any(isinstance(layer.mixer, GatedDelta) for layer in self.layers)
+
+    @property
     def groups(self) -> list[LayerGroup]:
         """Of the layers that have attention, by their numbers."""
         numbers = list(self.attention)

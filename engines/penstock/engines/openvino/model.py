@@ -180,7 +180,7 @@ class BufferedDecoder:
         if self.cache.features is not None:
             self.cache.features.put(target.places, target.chosen.get_tensor(FEATURES).data)
         if self._states is not None and len(target.kept_rows):
-            self._states.put_kept(target.chosen, target.kept_rows)
+            self._states.put_kept(target.kept_rows)
         logits = target.chosen.get_output_tensor(0).data
         if len(target.added_at):
             logits[target.added_at] += target.chosen.get_output_tensor(2).data

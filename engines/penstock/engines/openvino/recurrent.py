@@ -189,22 +189,26 @@ class StateTables:
     """Tables of a compiled model: one for each recurrent layer, [rows + 1, ...]."""
 
     def __init__(self, compiled: Any, num_rows: int) -> None:
-        self._tensors = {}
+        self._tensors, self._kept = {}, {}
         for name, kind, shape in _tables_of(compiled):
             tensor = ov.Tensor(kind, ov.Shape([num_rows + 1, *shape]))
             tensor.data[0] = 0
             self._tensors[name] = tensor
+            if name.startswith(DELTA_TABLE):
+                self._kept[name] = ov.Tensor(kind, ov.Shape([0, *shape]))
 
     def bind(self, request: Any) -> None:
-        """Makes these the tables of an infer request."""
+        """Makes these the tables of an infer request. What it keeps is put into rows before another one computes, so
+        all of them have the same memory for that."""
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
+        for name, tensor in self._kept.items():
+            request.set_tensor(KEPT_STATES + name.removeprefix(DELTA_TABLE), tensor)
 
-    def put_kept(self, request: Any, rows: Int32s) -> None:
-        """Kept states of an infer request, into these rows."""
-        for name, tensor in self._tensors.items():
-            if name.startswith(DELTA_TABLE):
-                tensor.data[rows] = request.get_tensor(KEPT_STATES + name.removeprefix(DELTA_TABLE)).data
+    def put_kept(self, rows: Int32s) -> None:
+        """States that the last infer request kept, into these rows."""
+        for name, tensor in self._kept.items():
+            self._tensors[name].data[rows] = tensor.data
 
 
 def row_bytes(compiled: Any) -> int:

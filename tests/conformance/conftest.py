@@ -269,7 +269,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
         for family in FAMILIES
         if family not in ALIKE
     },
-    **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "qwen3", "gemma3")},
+    **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "gemma3", "qwen3.5")},
     **{f"vllm-{family}": _vllm(family) for family in ("llama", "qwen3")},
     "vllm-mistral": _vllm("mistral", num_blocks=10),
     "vllm-qwen2": _vllm("qwen2", adapters=True),

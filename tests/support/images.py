@@ -90,7 +90,7 @@ def with_images(
             spans.append((len(prompt), TOKENS))
             prompt += [IMAGE_TOKEN] * TOKENS
         key = hashlib.sha256(image.tobytes()).digest()
-        inputs.append(ImageInput(key, image.tobytes(), tuple(spans)))
+        inputs.append(ImageInput(key, image.tobytes(), tuple(spans), ((SIDE, SIDE),) * len(image)))
     return [*prompt, *after], inputs
 
 

@@ -45,6 +45,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GenerationConfig,
@@ -104,6 +106,8 @@ from transformers import (
     OlmoeConfig,
     OlmoeForCausalLM,
     OlmoForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhiConfig,
@@ -117,11 +121,15 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -194,6 +202,19 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 20,
 }
+_DELTA_NETS = {
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_SHARED_EXPERT = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
@@ -213,6 +234,8 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "gemma3": (
         Gemma3ForCausalLM,
         Gemma3TextConfig,
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
         {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24},
     ),
     "lfm2": (
@@ -220,18 +243,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
         Lfm2Config,
         {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     ),
-    "qwen3.5": (
-        Qwen3_5ForCausalLM,
-        Qwen3_5TextConfig,
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 32,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 24,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-        },
-    ),
+    "qwen3.5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, {"num_hidden_layers": 4, **_DELTA_NETS}),
     "qwen3-moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
@@ -261,19 +273,34 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma4": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
     "exaone4": (Exaone4ForCausalLM, Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 24}),
     "phi3": (Phi3ForCausalLM, Phi3Config, {}),
     "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
-    "qwen2-moe": (
-        Qwen2MoeForCausalLM,
-        Qwen2MoeConfig,
-        {
-            "num_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
-            "mlp_only_layers": [1],
-        },
+    "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, {**_SHARED_EXPERT, "mlp_only_layers": [1]}),
+    "qwen3.5-moe": (
+        Qwen3_5MoeForCausalLM,
+        Qwen3_5MoeTextConfig,
+        {**_DELTA_NETS, **_SHARED_EXPERT, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    ),
+    "qwen3-next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        {**_DELTA_NETS, **_SHARED_EXPERT, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     ),
     "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
     "gpt-oss": (
@@ -291,6 +318,16 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "moe_intermediate_size": 32,
             "num_dense_layers": 1,
             "routed_scaling_factor": 1.5,
+        },
+    ),
+    "olmo-hybrid": (
+        OlmoHybridForCausalLM,
+        OlmoHybridConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_num_value_heads": 4,
         },
     ),
     "llama4": (
@@ -406,6 +443,8 @@ def make_model(
     for name, values in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             values.copy_(torch.linspace(0.2, -0.2, values.numel()).reshape(values.shape))
+        elif name.endswith("layer_scalar"):
+            values.fill_(0.7)
     model = model.to(dtype)
     model.generation_config = GenerationConfig(eos_token_id=EOS_TOKEN_ID, pad_token_id=0)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

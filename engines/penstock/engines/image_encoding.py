@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from penstock.engines.contract.messages import AddRequest, CallReply
+from penstock.engines.contract.messages import AddRequest, CallReply, ImageInput
 from penstock.engines.contract.runner import ImageHost, ModelRunner
 from penstock.engines.contract.step import ImageRows
 from penstock.engines.errors import EngineError, OverloadedError, PenstockError, QueueFullError
@@ -18,8 +18,8 @@ from penstock.engines.scheduler.pending import ImageEncoding
 
 logger = logging.getLogger(__name__)
 
-_SECONDS_OF_TILE = 10.0
-"""Most, for each tile in line. Two cores need about two for a tile of 512 x 512 pixels in f32."""
+_SECONDS_OF_TILE, _TILE_BYTES = 10.0, 3 * 512 * 512
+"""Most, for each tile in line of so many bytes. Two cores need about two seconds for one in f32."""
 _MAX_PENDING_BYTES = 256 << 20
 """Of the pixels of all images that wait to be encoded, unless they are those of one request: many seconds of work."""
 _MAX_CACHED_BYTES = 128 << 20
@@ -31,9 +31,9 @@ _Key = tuple[str, bytes]
 
 def image_encodings(runner: ModelRunner, intake: QueueIntake, clock: Callable[[], float]) -> ImageEncodings | None:
     """None: the model reads text only."""
-    if runner.info.image_tile is None or not isinstance(runner, ImageHost):
+    if runner.info.image_grid is None or not isinstance(runner, ImageHost):
         return None
-    return ImageEncodings(runner, runner.info.image_tile.pixel_bytes, intake, clock)
+    return ImageEncodings(runner, intake, clock)
 
 
 class ImageEncodings:
@@ -42,13 +42,11 @@ class ImageEncodings:
     def __init__(
         self,
         host: ImageHost,
-        tile_bytes: int,
         intake: QueueIntake,
         clock: Callable[[], float],
         max_cached_bytes: int = _MAX_CACHED_BYTES,
     ) -> None:
         self._host = host
-        self._tile_bytes = tile_bytes
         self._intake = intake
         self._clock = clock
         self._max_cached_bytes = max_cached_bytes
@@ -84,7 +82,7 @@ class ImageEncodings:
             text = f"Too many images wait to be encoded: {len(self.under_way)}. Try again later."
             return (ImageEncoding(0.0, error=QueueFullError(text, retry_after=1.0)),)
         for key, image in new.items():
-            self._begin(key, image.pixels)
+            self._begin(key, image)
         return [self._known((message.cache_salt, image.key)) for image in message.images]
 
     def advance(self) -> Sequence[CallReply]:
@@ -112,25 +110,25 @@ class ImageEncodings:
         self._cache.move_to_end(key)
         return cached
 
-    def _begin(self, key: _Key, pixels: bytes) -> None:
-        self._pending_bytes += len(pixels)
-        tiles_in_line = self._pending_bytes // self._tile_bytes
+    def _begin(self, key: _Key, image: ImageInput) -> None:
+        self._pending_bytes += len(image.pixels)
+        tiles_in_line = -(-self._pending_bytes // _TILE_BYTES)
         encoding = ImageEncoding(self._clock() + _SECONDS_OF_TILE * tiles_in_line)
         self._pending[key] = encoding
         self.under_way.add(encoding)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "images")
-        self._thread.submit(self._work, key, encoding, pixels)
+        self._thread.submit(self._work, key, encoding, image)
 
-    def _work(self, key: _Key, encoding: ImageEncoding, pixels: bytes) -> None:
+    def _work(self, key: _Key, encoding: ImageEncoding, image: ImageInput) -> None:
         """On the thread."""
         result: ImageRows | Exception | None = None
         if encoding.is_pending:
             try:
-                result = self._host.encode_image(pixels)
+                result = self._host.encode_image(image)
             except Exception as error:
                 result = error
-        self._inbox.put(_Done(key, encoding, len(pixels), result))
+        self._inbox.put(_Done(key, encoding, len(image.pixels), result))
 
     def _end(self, key: _Key, encoding: ImageEncoding, result: ImageRows | Exception | None) -> None:
         del self._pending[key]

@@ -53,6 +53,8 @@ class KVCacheManager:
         self.groups = tuple(groups)
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
+        self.rows: BlockPool | None = None
+        """Of recurrent states; None: the model has none."""
         self.tier = tier
         self.source = tier if source is None else source
         self.in_use: dict[BlockHash, None] | None = None

@@ -90,7 +90,7 @@ class HybridCacheManager(KVCacheManager):
         super().__init__(num_blocks, groups, enable_prefix_caching=enable_prefix_caching, hasher=hasher)
         if any(group.window or states.interval % group.block_size for group in groups):
             raise ValueError(f"checkpoints of {states} do not fit {list(groups)}")
-        self.rows = BlockPool(states.num_rows)
+        self.rows: BlockPool = BlockPool(states.num_rows)
         self._table = states.table
         self._interval = states.interval
         self._prefixes = CheckpointMatcher(self.groups, self.pool, self.rows, states.interval)

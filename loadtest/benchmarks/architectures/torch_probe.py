@@ -45,22 +45,64 @@ _LATENT = {
     "v_head_dim": 16,
     "q_lora_rank": 32,
 }
+_DELTA = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "shared_expert_intermediate_size": 32,
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
 _OWN: dict[str, dict[str, Any]] = {
     "axk1": _LATENT,
+    "bamba": _MAMBA | {"attn_layer_indices": [1, 3]},
     "codegen": {"rotary_dim": 8},
     "deepseek_v2": _LATENT | {"topk_method": "greedy"},
     "deepseek_v3": _LATENT,
     "gemma4_text": {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 300, "num_kv_shared_layers": 0},
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 128},
     "glm4_moe_lite": _LATENT,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gptj": {"rotary_dim": 8},
+    "granitemoehybrid": _MAMBA
+    | {"layer_types": ["linear_attention", "full_attention"] * 2, "shared_intermediate_size": 64},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "use_mamba_kernels": False},
+    "kimi_linear": _LATENT | {"linear_head_dim": 16, "layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": _LATENT | {"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32},
     "minicpm3": _LATENT,
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+        "expand": 2,
+        "chunk_size": 16,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "olmo_hybrid": _DELTA | {"linear_num_key_heads": 4},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "qwen3_5_moe_text": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": _DELTA,
     "rwkv": {"attention_hidden_size": 64},
     "youtu": _LATENT,
+    "zamba2": {
+        "mamba_d_state": 16,
+        "mamba_ngroups": 1,
+        "n_mamba_heads": 8,
+        "chunk_size": 16,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
 }
 """What else is small, or valid, by model_type."""
 

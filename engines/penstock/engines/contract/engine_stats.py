@@ -76,6 +76,10 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Of the memory that this engine shares with others."""
     admitted_of_others: int = 0
     """Of an engine with a door (`penstock.engines.door`): how many of `admitted` others than the reader have sent."""
+    num_state_rows: int = 0
+    """Of recurrent layers; 0: the model has none."""
+    num_free_state_rows: int = 0
+    """Rows without a reference; checkpoints in the prefix cache, which can be evicted, count as free."""
 
     def by_name(self) -> dict[str, Any]:
         """All of them, those of tiers as `offload_saved`."""
@@ -104,6 +108,8 @@ GAUGES = (
     "num_blocks",
     "num_free_blocks",
     "num_cached_blocks",
+    "num_state_rows",
+    "num_free_state_rows",
 )
 """Fields of EngineStats that are of this moment; all others count, but for `TIERS`."""
 TIERS = ("offload", "handover")

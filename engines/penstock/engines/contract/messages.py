@@ -137,14 +137,16 @@ class PoolingParams(msgspec.Struct, tag="pooling", frozen=True, omit_defaults=Tr
 
 
 class ImageInput(msgspec.Struct, frozen=True, array_like=True):
-    """An image of a prompt, prepared for the model's encoder. Only where `ModelInfo.image_tile` is set."""
+    """An image of a prompt, prepared for the model's encoder. Only where `ModelInfo.image_grid` is set."""
 
     key: bytes
-    """Equal only for equal `pixels`."""
+    """Equal only for equal `pixels` and `tiles`."""
     pixels: bytes
-    """Of its tiles (`ImageTile`), RGB in 8 bits: [tiles, side, side, 3]."""
+    """Of its tiles, one after the other, RGB in 8 bits: [height, width, 3]."""
     spans: tuple[tuple[int, int], ...]
     """(position in the prompt, how many): where the rows that the encoder gives stand, in their order."""
+    tiles: tuple[tuple[int, int], ...]
+    """(height, width) of each in pixels, as `ModelInfo.image_grid` allows them."""
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):

@@ -32,18 +32,20 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     """(fewest tokens of a step, compute threads), ascending; empty where it is not the CPU that computes."""
 
 
-class ImageTile(msgspec.Struct, frozen=True, array_like=True):
-    """What a model's encoder takes at a time: an image is one or several of these."""
+class ImageGrid(msgspec.Struct, frozen=True, array_like=True):
+    """What a model's encoder takes: tiles, of which an image is one or several, in cells."""
 
-    side: int
-    """Pixels of the square."""
-    tokens: int
-    """Positions of a prompt that it takes."""
+    cell: int
+    """Pixels of the side of a square that takes one position of a prompt."""
+    side: int = 0
+    """Pixels of the side of each tile; 0: tiles have any height and width that cells fill."""
 
-    @property
-    def pixel_bytes(self) -> int:
-        """RGB in 8 bits."""
-        return 3 * self.side * self.side
+    def tokens(self, height: int, width: int) -> int:
+        """Positions of a prompt that a tile of so many pixels takes; 0: the encoder does not take it."""
+        if self.side and not height == width == self.side:
+            return 0
+        rows, columns = height // self.cell, width // self.cell
+        return rows * columns if (rows * self.cell, columns * self.cell) == (height, width) else 0
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +79,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Requests may say what their output has to be (`SamplingParams.grammar`)."""
     supports_processors: bool = False
     """Requests may name logits processors (`SamplingParams.processors`)."""
-    image_tile: ImageTile | None = None
+    image_grid: ImageGrid | None = None
     """Requests may have images (`AddRequest.images`), made of such tiles. None: the model reads text only."""
+    has_grid_positions: bool = False
+    """Tokens of images have positions of three dimensions, as their tiles lie (`NewRequest.tiles`). Each tile has one
+    span of tokens."""
+    whole_tiles: bool = False
+    """Tokens of a tile attend to later ones of it, too: no step ends between them."""
     supports_resume: bool = False
     """Requests may go on behind tokens that another engine has put out (`AddRequest.output_token_ids`). Our scheduler
     supports this with every runner."""

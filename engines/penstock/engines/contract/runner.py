@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engines.contract.messages import Grammar
+from penstock.engines.contract.messages import Grammar, ImageInput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ImageRows, ModelRunnerOutput, SchedulerOutput
 
@@ -66,10 +66,10 @@ class GrammarHost(Protocol):
 
 @runtime_checkable
 class ImageHost(Protocol):
-    """Also implemented by runners whose `info` has an `image_tile`."""
+    """Also implemented by runners whose `info` has an `image_grid`."""
 
-    def encode_image(self, pixels: bytes) -> ImageRows:
-        """What the model reads in the image's place. `pixels`: as `ImageInput` has them.
+    def encode_image(self, image: ImageInput) -> ImageRows:
+        """What the model reads in the image's place.
 
         Called on one thread of its own while steps run: changes nothing that they use.
         """

@@ -36,6 +36,15 @@ class EmbeddingSpan(NamedTuple):
     """Of the positions from `start` on."""
 
 
+class PlacedTile(NamedTuple):
+    """Where a tile of an image stands in a prompt, and its size."""
+
+    start: int
+    height: int
+    """In pixels."""
+    width: int
+
+
 @dataclass(slots=True)
 class NewRequest:
     """A request that the runner does not know: new, forked, resumed after a preemption, or told again after `reset`."""
@@ -58,7 +67,9 @@ class NewRequest:
     grammar: Any = None
     """What `GrammarHost.compile_grammar` gave for `params.grammar`."""
     embeddings: list[EmbeddingSpan] = field(default_factory=list)
-    """By their positions, ascending, without overlaps. Only where `ModelInfo.image_tile` is set."""
+    """By their positions, ascending, without overlaps. Only where `ModelInfo.image_grid` is set."""
+    tiles: list[PlacedTile] = field(default_factory=list)
+    """Of the images, by their positions. Only where `ModelInfo.has_grid_positions`."""
 
 
 class BlockUpdate(NamedTuple):

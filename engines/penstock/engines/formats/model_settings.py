@@ -17,20 +17,29 @@ from penstock.engines.errors import UnsupportedError
 
 _LLAMA3 = {"rms_norm_eps": 1e-5}
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8}
+_QWEN2 = {"mrope_section": [16, 24, 24]}
+_QWEN3 = {"rope_theta": 500000.0, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+_QWEN3_5 = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+    "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
+    "LlavaForConditionalGeneration": ("LlamaForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
     "SmolVLMForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
-    "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
-    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
-    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", {}),
+    "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
+    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", _QWEN3),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", _QWEN3_5),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", _QWEN3_5),
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
 _MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
-"""By model_type of the language model."""
+_SEVERAL = {**_MISTRALS, "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_BY_TYPE = {"LlavaForConditionalGeneration": _SEVERAL, "Mistral3ForConditionalGeneration": _MISTRALS}
+"""By architecture, and by model_type of the language model where there are several."""
 
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 """The last where the whole model was saved without a head."""
@@ -47,6 +56,9 @@ _OTHERS = (
     "model.visual.",
     "model.multi_modal_projector.",
     "model.connector.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
 )
 
 
@@ -64,12 +76,13 @@ def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(inner, Mapping):
         raise UnsupportedError(f"config.json has text_config={str(inner)[:50]}, which is not an object")
     kind = inner.get("model_type")
-    if architecture == "MistralForCausalLM" and kind is not None:
-        if kind not in _MISTRALS:
+    types = _BY_TYPE.get(known[0])
+    if types is not None and kind is not None:
+        if kind not in types:
             raise UnsupportedError(
-                f"{known[0]} is supported with a text_config of {' or '.join(_MISTRALS)}, not of {str(kind)[:50]!r}"
+                f"{known[0]} is supported with a text_config of {' or '.join(types)}, not of {str(kind)[:50]!r}"
             )
-        architecture = _MISTRALS[kind]
+        architecture = types[kind]
     outer = {key: value for key, value in settings.items() if key not in ("text_config", "vision_config")}
     merged = {**defaults, **outer, **inner, "architectures": [architecture]}
     if _TIED in outer:

@@ -55,6 +55,8 @@ class StepBatch:
     """Hidden states are asked for, too."""
     features: Floats | None = None
     """[T, width], of a draft head: what it is given beside each token."""
+    grid_positions: Ints | None = None
+    """[T, 3]: those that turn queries and keys, as `GridPositions` has them; None: `positions`, three times."""
     embeddings: tuple[Ints, Floats] | None = None
     """[E], which of the T tokens are read as embeddings, and [E, hidden size], these."""
 

@@ -60,29 +60,58 @@ def max_model_len(setting: int | None, limit: int | None) -> int:
 
 
 def num_blocks(
-    config: CacheSettings, groups: Sequence[KVGroup], model_len: int, block_bytes: int, *, free: int, share: float
+    config: CacheSettings,
+    groups: Sequence[KVGroup],
+    model_len: int,
+    block_bytes: int,
+    *,
+    free: int,
+    share: float,
+    beside: int = 0,
 ) -> int:
     """Of the pool, for all groups: as asked for, or as many as `share` of the `free` bytes hold and max_num_seqs full
-    requests can use. `block_bytes`: of one block in all layers of a group."""
+    requests can use. `block_bytes`: of one block in all layers of a group; `beside`: bytes of the cache that are no
+    blocks, its states in use."""
     if config.num_blocks is not None:
         return config.num_blocks
     if config.kv_cache_memory is not None:
-        count = parse_memory(config.kv_cache_memory, free=free) // block_bytes
+        count = (parse_memory(config.kv_cache_memory, free=free) - beside) // block_bytes
     else:
         usable = config.max_num_seqs * blocks_of_request(groups, model_len, config.max_num_batched_tokens)
-        count = min(usable, int(free * share) // block_bytes)
+        count = min(usable, int((free - beside) * share) // block_bytes)
     least = len(groups)
     if count < least:
+        states = f" and {beside} bytes of recurrent states" if beside else ""
         raise UnsupportedError(
-            f"the KV cache does not hold {'one block' if least == 1 else f'{least} blocks'} of {block_bytes} bytes",
+            f"the KV cache does not hold {'one block' if least == 1 else f'{least} blocks'} of {block_bytes} bytes"
+            + states,
             param="kv_cache_memory",
         )
     return count
 
 
+def state_interval(setting: int | None, row_bytes: int, block_bytes: int, block_size: int) -> int:
+    """Tokens between checkpoints. None: a few whole blocks, so that states take no more memory than keys and values.
+    Raises InvalidRequestError for a setting that does not fit the blocks."""
+    if setting is None:
+        interval = block_size
+        while interval < _LONGEST_INTERVAL and row_bytes * block_size > interval * block_bytes:
+            interval *= 2
+        return interval
+    if setting % block_size:
+        raise InvalidRequestError(
+            f"state_interval={setting} is not a multiple of the {block_size} tokens of a block", param="state_interval"
+        )
+    return setting
+
+
+_LONGEST_INTERVAL = 1024
+"""Tokens that may have to be computed again, at most, behind a prefix hit."""
+
+
 class StateSpace(NamedTuple):
-    """Memory for recurrent states, beside the blocks: as many checkpoints as the blocks have tokens for, and rows that
-    are in use."""
+    """Memory for recurrent states in the cache: as many checkpoints as its blocks have tokens for, and rows that are in
+    use."""
 
     interval: int
     """Tokens between checkpoints; 0: the model has no recurrent layers."""
@@ -92,9 +121,12 @@ class StateSpace(NamedTuple):
     @classmethod
     def of(cls, config: CacheSettings, interval: int, row_bytes: int, free: int) -> StateSpace:
         """Each seat has a checkpoint and a row in use, each step under way a row for each interval of its tokens; or as
-        many as a share of the `free` bytes holds, and then requests wait for rows as they wait for blocks."""
+        many as a share of the memory holds, and then requests wait for rows as they wait for blocks. That memory is
+        kv_cache_memory, or the `free` bytes."""
         if not interval:
             return cls(0, 0, 0)
+        if config.num_blocks is None and config.kv_cache_memory is not None:
+            free = parse_memory(config.kv_cache_memory, free=free)
         least = _ROWS_OF_SEAT + _STEPS * (-(-config.max_num_batched_tokens // interval) + 2)
         rows = least + _ROWS_OF_SEAT * (config.max_num_seqs - 1)
         return cls(interval, row_bytes, min(rows, max(least, int(free * _SHARE_OF_STATES) // row_bytes)))
@@ -116,7 +148,7 @@ _ROWS_OF_SEAT = 2
 _STEPS = 2
 """Under way."""
 _SHARE_OF_STATES = 0.25
-"""Of free memory, for rows in use."""
+"""Of the memory, for rows in use."""
 
 
 class LayerGroup(NamedTuple):
@@ -124,23 +156,40 @@ class LayerGroup(NamedTuple):
 
     window: int
     layers: tuple[int, ...]
-    """The n-th of them lives in slot n of the cache: memory that all groups share, since a block belongs to one group
-    at a time."""
+    """They live in the slots of the cache, from the first on: memory that all groups share, since a block belongs to
+    one group at a time."""
+    per_slot: int = 1
+    """Layers in one slot: several, where layers of other groups have that much larger keys and values."""
+
+    @property
+    def num_slots(self) -> int:
+        return -(-len(self.layers) // self.per_slot)
+
+    def in_slot(self, slot: int) -> tuple[int, ...]:
+        """The layers that live there."""
+        return self.layers[slot * self.per_slot : (slot + 1) * self.per_slot]
+
+    def place(self, layer: int) -> int:
+        """Which one of its slot's layers it is."""
+        return self.layers.index(layer) % self.per_slot
 
 
-def group_layers(windows: Sequence[int]) -> list[LayerGroup]:
+def group_layers(windows: Sequence[int], sizes: Sequence[int] = ()) -> list[LayerGroup]:
     """Deals the layers out to groups of about equal size, so that a block is as large in all of them; `windows` as in
-    `KVGroup.window`, for each layer. One kind of layer is one group. (The rule of vLLM's hybrid KV cache manager.)"""
-    kinds: dict[int, list[int]] = {}
-    for layer, window in enumerate(windows):
-        kinds.setdefault(window, []).append(layer)
-    counts = [len(layers) for layers in kinds.values()]
+    `KVGroup.window`, for each layer. One kind of layer is one group. (The rule of vLLM's hybrid KV cache manager.)
+    `sizes`: of a token's keys in each layer; (): all the same."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for layer, kind in enumerate(zip(windows, sizes or [1] * len(windows), strict=True)):
+        kinds.setdefault(kind, []).append(layer)
+    largest = max(size for _, size in kinds)
+    per_slot = {kind: largest // kind[1] if largest % kind[1] == 0 else 1 for kind in kinds}
+    counts = [-(-len(layers) // per_slot[kind]) for kind, layers in kinds.items()]
     # Where the kinds have about as many layers, a few empty slots cost less than more groups.
     size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
     groups = []
-    for window, layers in kinds.items():
-        parts = -(-len(layers) // size)
-        groups += [LayerGroup(window, tuple(layers[part::parts])) for part in range(parts)]
+    for (kind, layers), slots in zip(kinds.items(), counts, strict=True):
+        parts = -(-slots // size)
+        groups += [LayerGroup(kind[0], tuple(layers[part::parts]), per_slot[kind]) for part in range(parts)]
     return groups
 
 

@@ -9,13 +9,38 @@ import numpy.typing as npt
 
 from penstock.engines.contract.messages import PoolingParams
 from penstock.engines.contract.model_info import ModelInfo
-from penstock.engines.contract.step import EmbeddingSpan, NewRequest, SchedulerOutput
+from penstock.engines.contract.step import EmbeddingSpan, NewRequest, PlacedTile, SchedulerOutput
 from penstock.engines.errors import EngineError, ModelNotFoundError, PenstockError
 from penstock.engines.kit.batch import GroupTables, Ints
 from penstock.engines.kit.grammars import Grammars
 from penstock.engines.kit.sampling import SamplingState
 from penstock.engines.kit.sampling.plain import is_plain
 from penstock.engines.kit.sampling.processors import ProcessorChain
+
+
+class GridPositions:
+    """Positions of a prompt's tokens as Qwen2-VL has them (arXiv:2409.12191): time, row and column. In text all three
+    are the same. Those of an image begin where the text ends, and the text behind it goes on behind the largest."""
+
+    def __init__(self, tiles: Sequence[PlacedTile], cell: int) -> None:
+        """`cell`: as `ImageGrid` has it."""
+        pieces, place, position = [], 0, 0
+        for start, height, width in tiles:
+            text = np.arange(position, position + start - place)
+            position += start - place
+            rows, columns = height // cell, width // cell
+            pieces += [np.stack([text] * 3, 1), np.indices((1, rows, columns)).reshape(3, -1).T + position]
+            position += max(rows, columns)
+            place = start + rows * columns
+        self._begin = np.concatenate(pieces)
+        """Up to the end of the last image."""
+        self._shift = position - place
+        """Of the tokens behind it."""
+
+    def between(self, first: int, stop: int) -> Ints:
+        """[stop - first, 3], of the tokens from `first` up to `stop`."""
+        behind = np.arange(max(first, len(self._begin)), stop) + self._shift
+        return np.concatenate([self._begin[first:stop], np.stack([behind] * 3, 1)])
 
 
 class RequestTable:
@@ -50,6 +75,9 @@ class RequestTable:
         """Ids of requests that get a vector, or logprobs of their prompt."""
         self.embeddings: dict[int, list[EmbeddingSpan]] = {}
         """By row, of requests that have some."""
+        self.grids: dict[int, GridPositions] = {}
+        """By row, of requests with images, if the model has such positions."""
+        self._cell = info.image_grid.cell if info.image_grid is not None and info.has_grid_positions else 0
         self._groups = info.tables
         self._eos_token_ids = info.eos_token_ids
         self._vocab_size = info.vocab_size
@@ -115,6 +143,8 @@ class RequestTable:
         self.adapter_slots[row] = slot or 0
         if request.embeddings:
             self.embeddings[row] = request.embeddings
+            if self._cell:
+                self.grids[row] = GridPositions(request.tiles, self._cell)
         self.pools[row] = isinstance(params, PoolingParams)
         if isinstance(params, PoolingParams) or params.prompt_logprobs is not None:
             self.special.add(request.id)
@@ -145,4 +175,5 @@ class RequestTable:
         if row is not None:
             self.sampling[row] = None
             self.embeddings.pop(row, None)
+            self.grids.pop(row, None)
             self._free.append(row)

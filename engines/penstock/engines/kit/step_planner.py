@@ -143,6 +143,7 @@ class StepPlanner:
             logits_at=last.batch.logits_at,
             adapter_slots=last.batch.adapter_slots,
             wants_hidden=False,
+            grid_positions=_grid_positions(table, last.rows, last.batch.begins, positions) if table.grids else None,
         )
         table.num_tokens[last.rows] = places + 1
         return PlannedBatch(
@@ -201,6 +202,7 @@ class StepPlanner:
             logits_at=last_ones if extra is None else extra.logits_at(begins, last_ones),
             adapter_slots=table.adapter_slots[rows],
             wants_hidden=extra is not None and bool(extra.pooling),
+            grid_positions=_grid_positions(table, rows, begins, positions) if table.grids else None,
             embeddings=_embeddings(table, part, begins) if table.embeddings else None,
         )
         return PlannedBatch(
@@ -215,6 +217,16 @@ class StepPlanner:
             late_places=late_places,
             extra=extra,
         )
+
+
+def _grid_positions(table: RequestTable, rows: Ints, begins: Ints, positions: Ints) -> Ints:
+    """`StepBatch.grid_positions`"""
+    turned = np.repeat(positions[:, None], 3, axis=1)
+    for row, begin, end in zip(rows.tolist(), begins.tolist(), begins[1:].tolist(), strict=False):
+        grid = table.grids.get(row)
+        if grid is not None:
+            turned[begin:end] = grid.between(int(positions[begin]), int(positions[end - 1]) + 1)
+    return turned
 
 
 def _embeddings(table: RequestTable, part: BatchPart, begins: Ints) -> tuple[Ints, Floats] | None:

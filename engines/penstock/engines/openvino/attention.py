@@ -21,10 +21,17 @@ from penstock.engines.openvino.graph_nodes import Node, f32, i32, i64, scaled
 
 
 def paged_attention(
-    qkv: Sequence[Node], caches: Sequence[Node], inputs: Mapping[str, Node], layer: Attention, sinks: Node | None = None
+    qkv: Sequence[Node],
+    caches: Sequence[Node],
+    inputs: Mapping[str, Node],
+    layer: Attention,
+    sinks: Node | None = None,
+    kinds: Node | None = None,
 ) -> Node:
     """[T, heads * head_size], as are the queries; keys and values are [T, kv_heads * head_size]. `caches`: of keys and
-    of values. `inputs`: `decoder_inputs.GROUP_INPUTS` and subsequence_begins. `sinks` [1, heads, 1, 1]."""
+    of values. `inputs`: `decoder_inputs.GROUP_INPUTS` and subsequence_begins. `sinks` [1, heads, 1, 1].
+    `kinds` [T] i32: tokens with a 1 that stand side by side attend to each other in both directions, as far as they are
+    in one step."""
     ints, floats = i32([]), f32([])
     operands = [*qkv, *caches, inputs["past_lens"], inputs["subsequence_begins"]]
     operands += [inputs["block_indices"], inputs["block_indices_begins"], f32(layer.scale), i32(layer.window)]
@@ -32,7 +39,8 @@ def paged_attention(
     # The op's optional parts, most of them empty: score aggregation, cache rotation, xattention, eviction ...
     operands += [ints, ints, ints, floats, floats, i32(0), i32(0)]
     operands += [f32(np.zeros((0, 0, 0, 0))) if sinks is None else sinks]
-    operands += [i32(0), ints, ints, ints, ints, ops.constant(np.zeros(0, np.uint8)), ints]
+    operands += [i32(0), ints, ints, ints, ints if kinds is None else kinds]
+    operands += [ops.constant(np.zeros(0, np.uint8)), ints]
     node = PagedAttention([operand.output(0) for operand in operands])
     for kind in ("k", "v"):
         node.get_rt_info()[f"num_{kind}_heads"] = layer.num_kv_heads

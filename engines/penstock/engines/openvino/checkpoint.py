@@ -42,6 +42,12 @@ _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|
 """Of GPT-OSS; blocks and scales are MXFP4."""
 _STACKED_GRANITE = re.compile(r"(.*\.block_sparse_moe)\.(input_linear|output_linear)\.weight")
 
+_NORMS_OF_OLMO_HYBRID = {
+    ".attention_layer_norm.": ".input_layernorm.",
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
+}
+"""Transformers reads both, and writes the first."""
+
 
 def full_name(name: str) -> str | None:
     """Of a decoder's tensor; None for one that says nothing, or that is part of something else. Models that were saved
@@ -52,6 +58,8 @@ def full_name(name: str) -> str | None:
     name = inner
     if name.startswith(("embed_tokens.", "layers.", "norm.")):
         return "model." + name
+    for stored, usual in _NORMS_OF_OLMO_HYBRID.items():
+        name = name.replace(stored, usual)
     if _MASKS.fullmatch(name) or name.startswith((MTP_LAYERS + ".", _MTP_OF_QWEN)):
         return None
     return "transformer." + name if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings")) else name

@@ -15,7 +15,9 @@ from penstock.engines.openvino.decoder_inputs import (
     EMBEDDINGS,
     EMBEDDINGS_AT,
     FEATURES,
+    GRID_POSITIONS,
     GROUP_INPUTS,
+    ImageInputs,
     group_suffix,
     step_inputs,
 )
@@ -25,25 +27,30 @@ from penstock.engines.openvino.decoder_spec import (
     Clamp,
     DecoderSpec,
     Experts,
-    GatedDelta,
     Latent,
+    LayerEmbeddings,
     QueryGrowth,
-    ShortConvolution,
 )
-from penstock.engines.openvino.delta_prompts import PROMPT_INPUTS, prompt_delta_net
+from penstock.engines.openvino.delta_prompts import PROMPT_INPUTS
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, capped, f32, i64, limited, part, parts, scaled
-from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
-from penstock.engines.openvino.recurrent import (
-    CONV_TABLE,
-    DELTA_INPUTS,
-    DELTA_TABLE,
-    KEPT_STATES,
-    STATE_INPUTS,
-    paged_convolution,
-    paged_delta_net,
+from penstock.engines.openvino.graph_nodes import (
+    ACTIVATIONS,
+    Node,
+    capped,
+    f32,
+    i32,
+    i64,
+    limited,
+    part,
+    parts,
+    rms,
+    scaled,
 )
-from penstock.engines.openvino.rope import Rope
+from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
+from penstock.engines.openvino.recurrent import DELTA_INPUTS, STATE_INPUTS
+from penstock.engines.openvino.recurrent_layers import RecurrentLayers
+from penstock.engines.openvino.rope import Frequencies, Rope
+from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.weights import Weights, round_to
 
 
@@ -68,21 +75,38 @@ def build_decoder(
     *,
     lora: bool = False,
     tap: FeatureTap | None = None,
-    takes_embeddings: bool = False,
+    vision: VisionModel | None = None,
 ) -> tuple[ov.Model, dict[str, Projection]]:
     """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `takes_embeddings`: there are inputs for
-    those of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    builder = (EmbeddingDecoderBuilder if takes_embeddings else DecoderBuilder)(spec, weights, precision, lora, tap)
+    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `vision`: there are inputs for what
+    this makes of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
+    builder = _builder_for(vision, spec, weights, precision, lora, tap)
     model = builder.build()
     check_all_used(spec, weights)
     return model, builder.lora.projections if builder.lora else {}
 
 
+def _builder_for(
+    vision: VisionModel | None,
+    spec: DecoderSpec,
+    weights: Weights,
+    precision: str,
+    lora: bool,
+    tap: FeatureTap | None,
+) -> DecoderBuilder:
+    if vision is None:
+        return DecoderBuilder(spec, weights, precision, lora, tap)
+    kind = WholeTileDecoderBuilder if vision.whole_tiles else EmbeddingDecoderBuilder
+    return kind(vision.decoder_inputs(spec.hidden_size), spec, weights, precision, lora, tap)
+
+
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
     """Raises UnsupportedError when the checkpoint holds tensors that no graph has."""
-    further = tuple(f"{spec.names.layers}.{spec.num_layers + n}." for n in range(spec.further_layers))
-    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq") and not n.startswith(further)]
+    layers, attention = spec.names.layers, spec.names.attention
+    spare = [f"{layers}.{spec.num_layers + n}." for n in range(spec.further_layers)]
+    sharing = [n for n, layer in spec.attention.items() if layer.shares is not None]
+    spare += [f"{layers}.{n}.{attention}.{part}" for n in sharing for part in ("k_", "v_")]
+    ignored = [n for n in weights.unused() if not n.endswith("rotary_emb.inv_freq") and not n.startswith(tuple(spare))]
     if spec.tie_word_embeddings:
         ignored = [n for n in ignored if n != spec.names.head + ".weight"]
     if ignored:
@@ -107,18 +131,27 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
-        self._kept: list[Node] = []
-        """Results with states that go into tables."""
-        groups = spec.groups
-        self._num_groups = len(groups)
-        self._group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
+        self._kinds: Node | None = None
+        """As `paged_attention` has them."""
+        self._groups = spec.groups
+        self._num_groups = len(self._groups)
+        self._group_of = {layer: number for number, group in enumerate(self._groups) for layer in group.layers}
+        self._blocks: dict[tuple[int, int], Node] = {}
+        """By group and place: where a layer that is one of several in a slot has its blocks."""
+        self._caches: dict[int, tuple[list[Node], Node, Node]] = {}
+        """By layer: its caches, and the keys and values of this step's tokens."""
+        self._of_layers: list[Node] = []
+        """An embedding of each token for each layer (`LayerEmbeddings`)."""
         self.lora = LoraGraph(precision, self._add_input) if lora else None
         self._tap = tap
+        self._recurrent = RecurrentLayers(spec, weights, precision, self._inputs, self._add_input, self._linear)
 
     def build(self) -> ov.Model:
         spec = self._spec
         self._begin()
         x = self._embed()
+        if spec.embeddings_of_layers is not None:
+            self._of_layers = self._embed_for_layers(x, spec.embeddings_of_layers)
         states = [x]
         for n in range(spec.num_layers):
             x = self._layer(x, n)
@@ -164,7 +197,7 @@ class DecoderBuilder:
         return [ops.result(logits), ops.result(hidden)]
 
     def _model(self, results: list[Node]) -> ov.Model:
-        return ov.Model([*results, *self._kept], list(self._inputs.values()), "decoder")
+        return ov.Model([*results, *self._recurrent.kept], list(self._inputs.values()), "decoder")
 
     def _add_input(self, name: str, dtype: object, shape: list[int]) -> Node:
         node = ops.parameter(ov.PartialShape(shape), dtype, name=name)
@@ -185,6 +218,18 @@ class DecoderBuilder:
             x = ops.add(x, self._weights.look_up(self._inputs["position_ids"], names.positions + ".weight", shape))
         return self._norm(x, names.embedding_norm, spec.hidden_size)
 
+    def _embed_for_layers(self, x: Node, own: LayerEmbeddings) -> list[Node]:
+        """[T, size] for each layer; x: the embeddings of the tokens."""
+        layers, hidden, prefix = self._spec.num_layers, self._spec.hidden_size, "model."
+        width = layers * own.size
+        ids, table = self._inputs["input_ids"], prefix + "embed_tokens_per_layer.weight"
+        looked_up = self._weights.look_up(ids, table, (own.vocab_size, width))
+        looked_up = ops.multiply(looked_up, f32(round_to(np.float32(own.size**0.5), self._precision)))
+        y = scaled(self._linear(x, prefix + "per_layer_model_projection", width, hidden, False), hidden**-0.5)
+        y = self._norm(ops.reshape(y, i64([0, layers, own.size]), True), prefix + "per_layer_projection_norm", own.size)
+        both = ops.add(ops.reshape(y, i64([0, width]), True), looked_up)
+        return parts(scaled(both, 2**-0.5), (own.size,) * layers, 1)
+
     def _head(self, x: Node) -> Node:
         spec, names = self._spec, self._spec.names
         name = (names.embedding if spec.tie_word_embeddings else names.head) + ".weight"
@@ -204,7 +249,27 @@ class DecoderBuilder:
             return ops.add(x, ops.add(y, self._mlp(normed, n)))
         x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_attention), scale))
         y = self._mlp(self._layer_norm(x, n, norms.before_mlp), n)
-        return ops.add(x, scaled(self._layer_norm(y, n, norms.after_mlp), scale))
+        if layer.beside is not None:
+            y = ops.add(self._layer_norm(y, n, norms.beside[0]), self._beside(x, n, layer.beside))
+        x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_mlp), scale))
+        if self._spec.embeddings_of_layers is not None:
+            x = ops.add(x, self._own_embedding(x, n, self._spec.embeddings_of_layers))
+        name = f"{self._spec.names.layers}.{n}.layer_scalar"
+        return ops.multiply(x, self._weights.vector(name, 1)) if layer.scaled else x
+
+    def _beside(self, x: Node, n: int, mixture: Experts) -> Node:
+        """What experts beside the MLP add; x: what is in front of its norm."""
+        _, before, after = self._spec.layers[n].norms.beside
+        prefix = f"{self._spec.names.layers}.{n}."
+        y = self._experts(self._layer_norm(x, n, before), prefix, mixture, x)
+        return self._layer_norm(y, n, after)
+
+    def _own_embedding(self, x: Node, n: int, own: LayerEmbeddings) -> Node:
+        prefix, hidden = f"{self._spec.names.layers}.{n}.", self._spec.hidden_size
+        gate = ACTIVATIONS[own.activation](self._linear(x, prefix + "per_layer_input_gate", own.size, hidden, False))
+        y = ops.multiply(gate, self._of_layers[n])
+        y = self._linear(y, prefix + "per_layer_projection", hidden, own.size, False)
+        return self._layer_norm(y, n, "post_per_layer_input_norm")
 
     def _layer_norm(self, x: Node, n: int, name: str) -> Node:
         return self._norm(x, name and f"{self._spec.names.layers}.{n}.{name}", self._spec.hidden_size)
@@ -213,45 +278,7 @@ class DecoderBuilder:
         mixer = self._spec.layers[n].mixer
         if isinstance(mixer, Attention):
             return self._attention(x, n)
-        return self._convolution(x, n, mixer) if isinstance(mixer, ShortConvolution) else self._delta_net(x, n, mixer)
-
-    def _convolution(self, x: Node, n: int, layer: ShortConvolution) -> Node:
-        names, hidden = self._spec.names, self._spec.hidden_size
-        prefix = f"{names.layers}.{n}.{names.convolution}."
-        matrix = self._linear(x, prefix + "in_proj", 3 * hidden, hidden, layer.bias)
-        before, behind, values = parts(matrix, (hidden,) * 3, 1)
-        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, hidden, layer.kernel])
-        kernel = self._weights.table(prefix + "conv.weight", (hidden, 1, layer.kernel))
-        bias = self._weights.vector(prefix + "conv.bias", hidden) if layer.bias else None
-        y = paged_convolution(ops.multiply(before, values), table, kernel, bias, self._inputs)
-        return self._linear(ops.multiply(behind, y), prefix + "out_proj", hidden, hidden, layer.bias)
-
-    def _delta_net(self, x: Node, n: int, layer: GatedDelta) -> Node:
-        names, hidden, heads = self._spec.names, self._spec.hidden_size, layer.value_heads
-        prefix, size = f"{names.layers}.{n}.{names.delta_net}.", sum(layer.sizes)
-        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
-        kernel = self._weights.table(prefix + "conv1d.weight", (size, 1, layer.kernel))
-        y = self._linear(x, prefix + "in_proj_qkv", size, hidden, False)
-        y = ops.swish(paged_convolution(y, table, kernel, None, self._inputs))
-        q, k, v = parts(y, layer.sizes, 1)
-        q, k = (_unit(ops.reshape(rows, i64([0, layer.key_heads, layer.key_dim]), True)) for rows in (q, k))
-        v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
-        beta = ops.sigmoid(self._linear(x, prefix + "in_proj_b", heads, hidden, False))
-        step = ops.add(
-            self._linear(x, prefix + "in_proj_a", heads, hidden, False), self._weights.vector(prefix + "dt_bias", heads)
-        )
-        pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
-        shape = [-1, heads, layer.value_dim, layer.key_dim]
-        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
-        decay = ops.multiply(pace, ops.softplus(step))
-        y = paged_delta_net(q, k, v, states, decay, beta, self._inputs)
-        y, kept = prompt_delta_net(y, (q, k, v), states, decay, beta, layer, self._inputs)
-        self._kept.append(ops.result(ops.convert(kept, self._precision)))
-        self._kept[-1].output(0).set_names({f"{KEPT_STATES}{n}"})
-        y = ops.multiply(self._rms(y), self._weights.vector(prefix + "norm.weight", layer.value_dim))
-        y = ops.reshape(y, i64([0, layer.sizes[2]]), True)
-        gate = ops.swish(self._linear(x, prefix + "in_proj_z", layer.sizes[2], hidden, False))
-        return self._linear(ops.multiply(y, gate), prefix + "out_proj", hidden, layer.sizes[2], False)
+        return self._recurrent.layer(x, n, mixer)
 
     def _attention(self, x: Node, n: int, width: int = 0) -> Node:
         """`width` of x; 0: that of the hidden state."""
@@ -259,17 +286,26 @@ class DecoderBuilder:
         prefix = f"{names.layers}.{n}.{names.attention}."
         if layer.latent is not None:
             return self._latent_attention(x, n, prefix, layer.latent)
-        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)
+        if layer.shares is not None:
+            q = self._linear(x, prefix + names.qkv[0], layer.q_size, hidden, layer.qkv_bias)
+            q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
+            y = self._shared_attention(q, n, layer.shares)
+            return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
+        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)[: 2 + layer.has_values]
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
             q, k, v = _by_key_head(y, layer)
         else:
-            q, k, v = self._linears(x, prefix, names.qkv, sizes, layer.qkv_bias, width)
+            q, k, *values = self._linears(x, prefix, names.qkv[: len(sizes)], sizes, layer.qkv_bias, width)
+            v = values[0] if values else k
         if layer.gated:
             q, gate = _by_head(q, layer)
         q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
         if layer.growth is not None:
             q = self._grown(q, layer.growth)
+        if layer.norms_values:
+            v = rms(ops.reshape(v, i64([0, layer.num_kv_heads, layer.head_dim]), True), self._spec.norm_eps)
+            v = ops.reshape(v, i64([0, layer.kv_size]), True)
         k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
         y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
         if layer.gated:
@@ -309,18 +345,37 @@ class DecoderBuilder:
         return self._linear(compressed, prefix + "q_b_proj", layer.q_size, rank, False)
 
     def _latent_norm(self, x: Node, name: str, size: int, latent: Latent) -> Node:
-        return ops.multiply(self._rms(x, latent.norm_eps), self._weights.vector(name + ".weight", size))
+        return ops.multiply(rms(x, latent.norm_eps), self._weights.vector(name + ".weight", size))
 
     def _paged_attention(self, qkv: tuple[Node, Node, Node], n: int, prefix: str) -> Node:
-        layer, suffix = self._spec.attention[n], group_suffix(self._group_of[n], self._num_groups)
+        layer, (_, k, v) = self._spec.attention[n], qkv
         caches = [self._add_input(f"{kind}_cache.{n}", ov.Type.dynamic, [-1] * 4) for kind in ("key", "value")]
-        inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
-        inputs["subsequence_begins"] = self._inputs["subsequence_begins"]
+        self._caches[n] = caches, k, v
         sinks = None
         if layer.sinks:
             values = self._weights.vector(prefix + "sinks", layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        return paged_attention(qkv, caches, inputs, layer, sinks)
+        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks, self._kinds)
+
+    def _shared_attention(self, q: Node, n: int, source: int) -> Node:
+        """The operation writes what it attends to: the same keys and values once more, in the same places."""
+        caches, k, v = self._caches[source]
+        return paged_attention((q, k, v), caches, self._tables_of(source), self._spec.attention[n], None, self._kinds)
+
+    def _tables_of(self, n: int) -> dict[str, Node]:
+        """Inputs of attention in this layer's group. `LayerGroup.per_slot` layers share a block: the parts of block b
+        are blocks b * per_slot and those after it."""
+        number = self._group_of[n]
+        group, suffix = self._groups[number], group_suffix(number, self._num_groups)
+        inputs = {name: self._inputs[name + suffix] for name in GROUP_INPUTS}
+        inputs["subsequence_begins"] = self._inputs["subsequence_begins"]
+        if group.per_slot > 1:
+            key = number, group.place(n)
+            if key not in self._blocks:
+                first = ops.multiply(inputs["block_indices"], i32(group.per_slot))
+                self._blocks[key] = ops.add(first, i32(group.place(n)))
+            inputs["block_indices"] = self._blocks[key]
+        return inputs
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
@@ -335,18 +390,25 @@ class DecoderBuilder:
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
         return self._linear(y, prefix + names.down, self._spec.hidden_size, inner, mlp.bias, transposed)
 
-    def _experts(self, x: Node, prefix: str, mixture: Experts) -> Node:
-        names = self._spec.names
+    def _experts(self, x: Node, prefix: str, mixture: Experts, routed: Node | None = None) -> Node:
+        """`routed`: what the router gets; None: x."""
+        names, scales = self._spec.names, None
+        routed = x if routed is None else routed
+        if mixture.router_norm:
+            scale = self._weights.vector(prefix + "router.scale", self._spec.hidden_size)
+            routed = scaled(ops.multiply(rms(routed, self._spec.norm_eps), scale), self._spec.hidden_size**-0.5)
+            scales = self._weights.vector(prefix + "router.per_expert_scale", mixture.count)
 
         def expert(rows: Node, number: int) -> Node:
             own = f"{prefix}{names.experts}.{number}."
             if mixture.clamp is not None:
                 return self._clamped_mlp(rows, own, mixture.expert, mixture.clamp)
-            return self._one_mlp(rows, own, mixture.expert, names.expert_gate_up)
+            is_pair = names.expert_pair and f"{own}{names.expert_pair}.weight" in self._weights
+            return self._one_mlp(rows, own, mixture.expert, (names.expert_pair,) if is_pair else names.expert_gate_up)
 
-        logits = self._route(x, prefix + names.router, mixture.count, mixture.router_bias)
+        logits = self._route(routed, prefix + names.router, mixture.count, mixture.router_bias)
         correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)
-        y = mix(x, logits, mixture, expert, correction or None)
+        y = mix(x, logits, mixture, expert, correction or None, scales)
         if mixture.shared is None:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)
@@ -410,18 +472,13 @@ class DecoderBuilder:
 
     def _normed(self, x: Node) -> Node:
         if self._spec.norm == "rms":
-            return self._rms(x)
+            return rms(x, self._spec.norm_eps)
         return ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
 
     def _normed_heads(self, x: Node, name: str, heads: int, size: int) -> Node:
         """[T, heads, 1, size], with weights for each head."""
         weights = self._weights.table(name + ".weight", (heads, size))
         return ops.multiply(self._normed(x), ops.reshape(weights, i64([1, heads, 1, size]), False))
-
-    def _rms(self, x: Node, eps: float = 0.0) -> Node:
-        """x with a mean square of 1 along its last axis. `eps` 0: that of the other norms."""
-        variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
-        return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(eps or self._spec.norm_eps)))))
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
         """Queries [T, heads * head_dim], by their positions."""
@@ -432,8 +489,8 @@ class DecoderBuilder:
 
     def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
-        positions = ops.unsqueeze(ops.convert(self._inputs["position_ids"], "f32"), i64([1, 2]))
-        half = ops.matmul(f32(rope.inv_freq[None, :, None]), positions, False, False)
+        positions, by_position = self._turning(rope)
+        half = ops.matmul(f32(by_position[None]), ops.convert(positions, "f32"), False, False)
         angles = ops.transpose(half, i64([0, 2, 1]))
         angles = ops.concat([angles, angles], -1)
         cos, sin = ops.cos(angles), ops.sin(angles)
@@ -441,6 +498,10 @@ class DecoderBuilder:
             factor = f32(rope.attention_factor)
             cos, sin = ops.multiply(cos, factor), ops.multiply(sin, factor)
         return ops.unsqueeze(cos, i64(1)), ops.unsqueeze(sin, i64(1))
+
+    def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
+        """Positions [T, n, 1] i64, and by how much each of these turns each pair, [pairs, n]."""
+        return ops.unsqueeze(self._inputs["position_ids"], i64([1, 2])), rope.inv_freq[:, None]
 
     def _rotate(self, x: Node, layer: Attention, heads: int, norm: str) -> Node:
         """[T, heads * head_dim] rotated, behind a norm where the family has one."""
@@ -453,7 +514,7 @@ class DecoderBuilder:
         elif layer.qk_norm == "each head, own weights":
             x = self._normed_heads(x, norm, heads, d)
         elif layer.qk_norm == "each head, weightless" and rope is not None:
-            x = self._rms(x)
+            x = rms(x, self._spec.norm_eps)
         x = x if rope is None else self._turned(x, layer, rope, heads)
         if layer.qk_norm == "each head, rotated":
             x = self._norm(x, norm, d)
@@ -476,22 +537,54 @@ class DecoderBuilder:
 class EmbeddingDecoderBuilder(DecoderBuilder):
     """Some of its tokens are read as embeddings that the step has."""
 
+    def __init__(
+        self,
+        images: ImageInputs,
+        spec: DecoderSpec,
+        weights: Weights,
+        precision: str,
+        lora: bool,
+        tap: FeatureTap | None,
+    ) -> None:
+        super().__init__(spec, weights, precision, lora, tap)
+        self._images = images
+
     def _begin(self) -> None:
+        for name, (dtype, shape) in self._images.kinds.items():
+            self._add_input(name, dtype, shape)
         super()._begin()
-        self._add_input(EMBEDDINGS, np.float32, [-1, self._spec.hidden_size])
-        self._add_input(EMBEDDINGS_AT, np.int64, [-1])
 
     def _embed(self) -> Node:
-        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._inputs[EMBEDDINGS], i64(0))
+        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._rows_of_images(0), i64(0))
+
+    def _layer(self, x: Node, n: int) -> Node:
+        x = super()._layer(x, n)
+        if n >= self._images.deepstack:
+            return x
+        places = self._inputs[EMBEDDINGS_AT]
+        added = ops.add(ops.gather(x, places, i64(0)), self._rows_of_images(1 + n))
+        return ops.scatter_update(x, places, added, i64(0))
+
+    def _rows_of_images(self, number: int) -> Node:
+        """[E, hidden size]: those of the embeddings, or of a layer behind them."""
+        rows, count = self._inputs[EMBEDDINGS], self._images.deepstack
+        return parts(rows, (self._spec.hidden_size,) * (1 + count), 1)[number] if count else rows
+
+    def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
+        if not self._images.has_grid_positions:
+            return super()._turning(rope)
+        by_position = np.where(np.arange(3) == np.array(rope.axes)[:, None], rope.inv_freq[:, None], np.float32(0))
+        return ops.unsqueeze(self._inputs[GRID_POSITIONS], i64(2)), by_position
 
 
-_LEAST_SQUARE = 1e-6
+class WholeTileDecoderBuilder(EmbeddingDecoderBuilder):
+    """Tokens of a tile attend to each other in both directions."""
 
-
-def _unit(x: Node) -> Node:
-    """x with a length of 1 along its last axis."""
-    square = ops.reduce_sum(ops.multiply(x, x), i64([-1]), True)
-    return ops.divide(x, ops.sqrt(ops.add(square, f32(_LEAST_SQUARE))))
+    def _begin(self) -> None:
+        super()._begin()
+        tokens, places = self._inputs["input_ids"], self._inputs[EMBEDDINGS_AT]
+        none, ones = (ops.broadcast(i32(n), ops.shape_of(x)) for n, x in enumerate((tokens, places)))
+        self._kinds = ops.scatter_update(none, places, ones, i64(0))
 
 
 def _by_head(y: Node, layer: Attention) -> list[Node]:

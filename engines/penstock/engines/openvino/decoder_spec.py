@@ -31,6 +31,9 @@ class LayerNorms:
     """Before its output is added, as `after_mlp`."""
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str = ""
+    beside: tuple[str, str, str] = ("", "", "")
+    """Where there are experts beside an MLP (`LayerSpec.beside`): behind the MLP, before experts, and behind them.
+    `after_mlp` follows their sum."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class TensorNames:
     down: str = "down_proj"
     expert_gate_up: tuple[str, ...] = ()
     """As `gate_up`, of an expert; (): they are called the same."""
+    expert_pair: str = ""
+    """An expert's two matrices as one, in checkpoints that store them so."""
     router: str = "gate"
     """Of the experts; this and the next three stand behind `mlp`, which may be "" for that."""
     correction: str = ""
@@ -125,6 +130,12 @@ class Attention:
     latent: Latent | None = None
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
+    norms_values: bool = False
+    """Values of each head are normed, without weights."""
+    has_values: bool = True
+    """Else values are what keys are before their norm."""
+    shares: int | None = None
+    """The layer whose keys and values it attends to, in place of its own."""
     score_cap: float = 0.0
     """Scores become cap * tanh(score / cap); 0: they stay as they are."""
 
@@ -158,6 +169,17 @@ class Clamp:
 
 
 @dataclass(frozen=True)
+class ExpertGroups:
+    """A token has experts of the best few groups only (arXiv:2405.04434)."""
+
+    count: int
+    """Each has equally many, neighbours."""
+    chosen: int
+    best: int
+    """A group is as good as so many of its best experts together."""
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of an MLP: a router chooses a few for each token."""
 
@@ -180,7 +202,10 @@ class Experts:
     """What that one adds is multiplied by a share of the token's own; else it is added as it is."""
     weighs_inputs: bool = False
     """Inputs of the chosen are multiplied by sigmoids of their scores, in place of results by their weights."""
+    groups: ExpertGroups | None = None
     router_bias: bool = False
+    router_norm: bool = False
+    """The router gets its input normed, with weights of its own, and each expert's weight is scaled by a number."""
     clamp: Clamp | None = None
 
 
@@ -192,6 +217,20 @@ class ShortConvolution:
     kernel: int
     """Tokens."""
     bias: bool = False
+
+
+@dataclass(frozen=True)
+class DeltaNames:
+    """Names of a delta net's parts in the checkpoint."""
+
+    qkv: tuple[str, ...] = ("in_proj_qkv",)
+    """One name: one matrix has the rows of queries, keys and values; `convolutions` likewise."""
+    gate: str = "in_proj_z"
+    beta: str = "in_proj_b"
+    decay: str = "in_proj_a"
+    convolutions: tuple[str, ...] = ("conv1d",)
+    norm: str = "norm"
+    out: str = "out_proj"
 
 
 @dataclass(frozen=True)
@@ -207,6 +246,14 @@ class GatedDelta:
     value_dim: int
     kernel: int
     """Tokens."""
+    names: DeltaNames = DeltaNames()
+    by_key_head: bool = False
+    """The matrix `DeltaNames.qkv` has for each head of keys its query, its key, and its values and their gates;
+    `DeltaNames.beta` likewise has betas and decays."""
+    strength: float = 1.0
+    """The largest beta."""
+    norm_eps: float = 0.0
+    """Of the norm behind the states; 0: that of the other norms."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -226,6 +273,20 @@ class LayerSpec:
     norms: LayerNorms = LayerNorms()
     parallel: bool = False
     """Both parts get the layer's input, and their results are added to it."""
+    beside: Experts | None = None
+    """Experts, whose results are added to those of the MLP."""
+    scaled: bool = False
+    """What it gives is multiplied by a number of its own."""
+
+
+@dataclass(frozen=True)
+class LayerEmbeddings:
+    """Each layer gets an embedding of the token that is its own, made of one in a table and of the token's hidden
+    state; a gate of the layer's result multiplies it, and it is added to that."""
+
+    vocab_size: int
+    size: int
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -250,6 +311,7 @@ class DecoderSpec:
     transposed: bool = False
     """The matrices of the layers are stored as [in, out]."""
     head_bias: bool = False
+    embeddings_of_layers: LayerEmbeddings | None = None
     further_layers: int = 0
     """Of the checkpoint, behind the last one: for multi-token prediction, and not computed."""
 
@@ -284,14 +346,21 @@ class DecoderSpec:
     @property
     def groups(self) -> list[LayerGroup]:
         """Of the layers that have attention, by their numbers."""
-        numbers = list(self.attention)
-        groups = group_layers(self.windows)
-        return [LayerGroup(group.window, tuple(numbers[n] for n in group.layers)) for group in groups]
+        own = {n: layer for n, layer in self.attention.items() if layer.shares is None}
+        numbers, layers = list(own), own.values()
+        groups = group_layers([layer.window for layer in layers], [layer.kv_size for layer in layers])
+        return [group._replace(layers=tuple(numbers[n] for n in group.layers)) for group in groups]
+
+    def readers(self, group: LayerGroup) -> list[Attention]:
+        """Attention of the layers that read the keys and values of a group."""
+        layers = self.attention.items()
+        return [layer for n, layer in layers if (n if layer.shares is None else layer.shares) in group.layers]
 
     @property
     def experts(self) -> Experts | None:
         """Of the first layer that has some; they are alike in all of them."""
-        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), None)
+        parts = (part for layer in self.layers for part in (layer.mlp, layer.beside))
+        return next((part for part in parts if isinstance(part, Experts)), None)
 
     def with_layers(self, **changes: Any) -> DecoderSpec:
         """Fields of all layers changed."""

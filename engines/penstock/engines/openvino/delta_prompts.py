@@ -68,6 +68,11 @@ def prompt_delta_net(
     return y, ops.transpose(states, turned)
 
 
+def takes_runs(compiled: Any) -> bool:
+    """The model has `PROMPT_INPUTS`: exported ones with delta nets do not."""
+    return any(port.any_name == _TOKENS for port in compiled.inputs)
+
+
 def requests_in_runs(batch: StepBatch, tables: GroupTables, interval: int) -> Ints:
     """Of a step: those that this is faster for. `tables`: of rows, as the contract has them."""
     num_tokens, num_kept = batch.scheduled, tables.end - batch.computed // interval

@@ -7,15 +7,20 @@ from collections.abc import Callable
 import numpy as np
 import openvino.opset15 as ops
 
-from penstock.engines.openvino.decoder_spec import Clamp, Experts
+from penstock.engines.openvino.decoder_spec import Clamp, ExpertGroups, Experts
 from penstock.engines.openvino.graph_nodes import Node, f32, i32, i64, parts, scaled
 
 
 def mix(
-    x: Node, logits: Node, experts: Experts, expert: Callable[[Node, int], Node], correction: Node | None = None
+    x: Node,
+    logits: Node,
+    experts: Experts,
+    expert: Callable[[Node, int], Node],
+    correction: Node | None = None,
+    scales: Node | None = None,
 ) -> Node:
     """x [T, hidden size] through the experts that `logits` [T, count] choose. `expert`: one's result, by its rows and
-    its number. `correction` [count]: as `TensorNames.correction`.
+    its number. `correction` [count]: as `TensorNames.correction`. `scales` [count], of the weights.
 
     The rows are sorted by expert and split, so that each expert is an MLP over its own rows: the plugin passes by what
     has no rows, reads the weights of chosen experts only, and multiplies them as it multiplies other matrices, in 8 and
@@ -26,6 +31,8 @@ def mix(
         total = ops.reduce_sum(weights, i64([-1]), True)
         weights = ops.divide(weights, ops.maximum(total, f32(experts.least_sum)) if experts.least_sum else total)
     weights = scaled(weights, experts.scale)
+    if scales is not None:
+        weights = ops.multiply(weights, ops.gather(scales, chosen, i64(0)))
     chosen = ops.reshape(chosen, i64([-1]), False)
     size = ops.gather(ops.shape_of(chosen), i64(0), i64(0))
     by_expert = ops.topk(chosen, size, 0, "min", "value", "i32")
@@ -48,12 +55,23 @@ def _choose(logits: Node, experts: Experts, correction: Node | None) -> tuple[No
     if experts.scores == "sparse mixer":
         return _sparsely_mixed(logits, experts.jitter)
     scores = logits if experts.weighs_inputs else _SCORES[experts.scores](logits)
-    if correction is None:
-        top = ops.topk(scores, i64(experts.per_token), -1, "max", "value", "i32")
-        return top.output(0), top.output(1)
-    corrected = ops.add(scores, correction)
-    chosen = ops.topk(corrected, i64(experts.per_token), -1, "max", "value", "i32").output(1)
-    return ops.gather_elements(scores, chosen, 1), chosen
+    ranked = scores if correction is None else ops.add(scores, correction)
+    if experts.groups is not None:
+        ranked = _in_best_groups(ranked, experts.groups)
+    top = ops.topk(ranked, i64(experts.per_token), -1, "max", "value", "i32")
+    chosen = top.output(1)
+    return top.output(0) if ranked is scores else ops.gather_elements(scores, chosen, 1), chosen
+
+
+def _in_best_groups(scores: Node, groups: ExpertGroups) -> Node:
+    """[T, count], the least number for experts of other groups."""
+    by_group = ops.reshape(scores, i64([0, groups.count, -1]), True)
+    best = ops.topk(by_group, i64(groups.best), -1, "max", "value", "i32").output(0)
+    totals = ops.reduce_sum(best, i64([-1]), False)
+    chosen = ops.topk(totals, i64(groups.chosen), -1, "max", "value", "i32").output(1)
+    is_chosen = ops.equal(ops.unsqueeze(chosen, i64(2)), i32(np.arange(groups.count)))
+    is_chosen = ops.unsqueeze(ops.reduce_logical_or(is_chosen, i64([1]), False), i64(2))
+    return ops.reshape(ops.select(is_chosen, by_group, f32(np.finfo(np.float32).min)), ops.shape_of(scores), False)
 
 
 _SCORES: dict[str, Callable[[Node], Node]] = {"softmax": lambda x: ops.softmax(x, -1), "sigmoid": ops.sigmoid}

@@ -1,13 +1,15 @@
 """Language models as Optimum exports them: OpenVINO IR with keys and values as its state, which attention here gets
-from a paged cache in place of that.
+from a paged cache in place of that; recurrent layers get theirs from tables of rows.
 
-OpenVINO's own transformation makes the change, the same that OpenVINO GenAI uses; weights stay as they are.
+OpenVINO's own transformation makes the change, the same that OpenVINO GenAI uses; weights stay as they are. Positions
+have to come from an input. Where a graph counts them from the length of its state, the transformation gives all tokens
+of a step the same one, and the results are wrong without an error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder_inputs import step_inputs
 from penstock.engines.openvino.graph_nodes import i64
 from penstock.engines.openvino.numerics import IntegersType
+from penstock.engines.openvino.recurrent import CONV_TABLE, DELTA_TABLE, STATE_INPUTS
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "seq_length")
 """What families call the longest context in config.json."""
@@ -45,6 +48,8 @@ class ExportedGraph(NamedTuple):
     head_size: int
     integers: IntegersType | None
     """Type of its weights; int4 may be beside int8."""
+    is_hybrid: bool
+    """Some layers have recurrent states, with inputs as `recurrent` says."""
 
 
 def context_of(settings: Mapping[str, Any], config: OpenVINOConfig) -> int:
@@ -95,17 +100,74 @@ def read_exported(graph: Path) -> ExportedGraph:
             f"{graph.name} is no language model with a state, from input_ids to logits: export one with "
             "--task text-generation-with-past"
         )
+    _read_positions(model)
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise UnsupportedError(f"the attention of {graph.name} cannot be paged: {_first_line(error)}") from error
-    names, known = _names(model), set(step_inputs(1)) - {"sampled_tokens_indices"}
+    names = _names(model)
     caches = {name for name in names if name.startswith(_CACHES)}
-    strange = sorted(names - caches - known) + sorted(known - names)
+    tables = {name for name in names if name.startswith((CONV_TABLE, DELTA_TABLE))}
+    known = {*step_inputs(1), *(STATE_INPUTS if tables else ())} - {"sampled_tokens_indices"}
+    strange = [port.any_name for port in model.inputs if not port.get_names() & (caches | tables | known)]
+    strange = sorted(strange) + sorted(known - names)
     if strange or not caches or model.get_sinks():
         named = f": {strange[0]}" if strange else ""
         raise UnsupportedError(f"{graph.name} has other inputs or states than those of a decoder{named}")
-    return _with_chosen_tokens(model, graph.name, len(caches) // 2)
+    if _counts_positions(model):
+        raise UnsupportedError(
+            f"{graph.name} counts positions from the length of its state, not from its input position_ids: "
+            "steps of several tokens or requests would be computed wrongly; serve the weights that it was exported from"
+        )
+    return _with_chosen_tokens(model, graph.name, len(caches) // 2, is_hybrid=bool(tables))
+
+
+def _read_positions(model: ov.Model) -> None:
+    """Makes a graph as Optimum exports that of Qwen3.5 read position_ids: it has the input, and counts positions
+    itself, three of each token, all of them the same."""
+    positions = _input(model, "position_ids")
+    if positions is None or positions.get_target_inputs() or len(positions.get_partial_shape()) != _AXES:
+        return
+    counted = {node.get_friendly_name(): node for cos in _nodes(model, "Cos") for node in _in_threes(cos)}
+    if len(counted) == 1:
+        [node] = counted.values()
+        node.input(0).replace_source_output(ops.unsqueeze(positions, i64(0)).output(0))
+        model.validate_nodes_and_infer_types()
+
+
+_AXES = 2
+"""Of position_ids: sequences and tokens."""
+
+
+def _in_threes(node: Any) -> Iterator[Any]:
+    """What gives each token its position three times, above a node."""
+    above, seen = [node], set()
+    while above:
+        one = above.pop()
+        if one.get_friendly_name() in seen:
+            continue
+        seen.add(one.get_friendly_name())
+        shape = one.get_output_partial_shape(0)
+        if one.get_type_name() == "Broadcast" and len(shape) == 1 + _AXES and shape[0] == ov.Dimension(3):
+            yield one
+        else:
+            above += [one.input_value(n).get_node() for n in range(one.get_input_size())]
+
+
+def _counts_positions(model: ov.Model) -> bool:
+    """Whether anything but attention reads the length of the context, and nothing reads positions."""
+    positions, length = _input(model, "position_ids"), _input(model, "max_context_len")
+    if positions is None or length is None or positions.get_target_inputs():
+        return False
+    return any(reader.get_node().get_type_name() != _ATTENTION for reader in length.get_target_inputs())
+
+
+_ATTENTION = "PagedAttentionExtension"
+
+
+def _input(model: ov.Model, name: str) -> Any:
+    """None: there is none of this name."""
+    return next((port for port in model.inputs if name in port.get_names()), None)
 
 
 def _unreadable(graph: Path, error: Exception) -> PenstockError:
@@ -125,10 +187,10 @@ def _unreadable(graph: Path, error: Exception) -> PenstockError:
 
 
 def _names(model: ov.Model) -> set[str]:
-    return {port.any_name for port in model.inputs}
+    return {name for port in model.inputs for name in port.get_names()}
 
 
-def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int) -> ExportedGraph:
+def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int, *, is_hybrid: bool) -> ExportedGraph:
     """Logits only where they are asked for, and the hidden states that they come from."""
     logits = model.get_results()[0].input_value(0)
     head = logits.get_node()
@@ -145,13 +207,13 @@ def _with_chosen_tokens(model: ov.Model, name: str, num_layers: int) -> Exported
         rows = ops.convert(ops.reshape(output, i64([0, -1]), True), "f32")
         rows.output(0).set_names({node})
         results.append(ops.result(rows))
-    integers, attention = _integers(model), _nodes(model, "PagedAttentionExtension")[0]
+    integers, attention = _integers(model), _nodes(model, _ATTENTION)[0]
     head_size = int(attention.get_rt_info()["k_head_size"].value)
     whole = ov.Model(results, [*model.get_parameters(), indices], "decoder")
     vocab_size = whole.output(0).partial_shape[-1]
     if not vocab_size.is_static:
         raise UnsupportedError(f"the logits of {name} have no fixed number of tokens")
-    return ExportedGraph(whole, vocab_size.get_length(), num_layers, head_size, integers)
+    return ExportedGraph(whole, vocab_size.get_length(), num_layers, head_size, integers, is_hybrid)
 
 
 def _integers(model: ov.Model) -> IntegersType | None:

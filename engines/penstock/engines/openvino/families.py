@@ -13,6 +13,7 @@ from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_dense,
     families_experts,
+    families_gemma,
     families_hybrid,
     families_kin,
     families_latent,

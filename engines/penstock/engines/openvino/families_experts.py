@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import MLP, Clamp, DecoderSpec, Experts, QueryGrowth, TensorNames
+from penstock.engines.openvino.decoder_spec import (
+    MLP,
+    Clamp,
+    DecoderSpec,
+    ExpertGroups,
+    Experts,
+    QueryGrowth,
+    TensorNames,
+)
 from penstock.engines.openvino.families_dense import NORMS_BEHIND, granite, mistral
 from penstock.engines.openvino.family import (
     LIMIT,
@@ -134,7 +142,7 @@ def qwen2_moe(c: Settings) -> DecoderSpec:
     spec = windowed(spec, upper_layers(c))
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
     shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_expert_intermediate_size"))
-    return mixed(spec, replace(experts, shared=shared), _sparse_layers(c))
+    return mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
 
 
 @family("Qwen3MoeForCausalLM")
@@ -146,7 +154,7 @@ def qwen3_moe(c: Settings) -> DecoderSpec:
     if c.get("use_sliding_window"):
         spec = windowed(spec, every_layer(c))
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
-    return mixed(spec, experts, _sparse_layers(c))
+    return mixed(spec, experts, layers_with_experts(c))
 
 
 @family("OlmoeForCausalLM", known=(LIMIT,))
@@ -276,7 +284,7 @@ def _filled_qwen(c: Settings) -> Settings:
     )
 
 
-def _sparse_layers(c: Settings) -> list[bool]:
+def layers_with_experts(c: Settings) -> list[bool]:
     """Every decoder_sparse_step-th layer, without those of mlp_only_layers."""
     step, dense = count(c, "decoder_sparse_step"), c.get("mlp_only_layers") or []
     if not step or not isinstance(dense, list):
@@ -293,6 +301,19 @@ def experts_of(spec: DecoderSpec, c: Settings, size: int, *, normalized: bool) -
     mlp = spec.layers[0].mlp
     assert isinstance(mlp, MLP)
     return Experts(number, chosen, replace(mlp, intermediate_size=size), normalized)
+
+
+def in_groups(experts: Experts, c: Settings, best: int) -> Experts:
+    """With n_group and topk_group, if there are any. `best`: as `ExpertGroups.best`."""
+    number, chosen = c.get("n_group") or 1, c.get("topk_group") or 1
+    known = type(number) is int and type(chosen) is int and 0 < chosen <= number and experts.count % number == 0
+    size = experts.count // number if known else 0
+    if not known or (number > 1 and size < best) or experts.per_token > chosen * size:
+        raise UnsupportedError(
+            f"config.json has n_group={str(number)[:20]} and topk_group={str(chosen)[:20]}, and chooses"
+            f" {experts.per_token} of {experts.count} experts: these do not go together"
+        )
+    return experts if number == 1 else replace(experts, groups=ExpertGroups(number, chosen, best))
 
 
 def size_of_expert(c: Settings, key: str) -> int:

@@ -10,13 +10,15 @@ from typing import Any
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import (
     DecoderSpec,
+    DeltaNames,
     GatedDelta,
     LayerNorms,
     Mixer,
     ShortConvolution,
     TensorNames,
 )
-from penstock.engines.openvino.families_experts import experts_of, size_of_expert
+from penstock.engines.openvino.families_dense import NORMS_BEHIND
+from penstock.engines.openvino.families_experts import experts_of, layers_with_experts, size_of_expert
 from penstock.engines.openvino.family import (
     Settings,
     changed,
@@ -29,6 +31,7 @@ from penstock.engines.openvino.family import (
     positive,
     renamed,
 )
+from penstock.engines.openvino.rope import settings_in
 
 _LFM2_NAMES = TensorNames(
     norm="model.embedding_norm",
@@ -140,9 +143,39 @@ def _size(c: Settings, key: str) -> int:
 @family("Qwen3_5ForCausalLM")
 def qwen3_5(c: Settings) -> DecoderSpec:
     """Three gated delta nets, then attention with a gate, of which a quarter of each head rotates."""
+    return _qwen(filled(c, num_key_value_heads=4, linear_num_value_heads=32))
+
+
+@family("Qwen3_5MoeForCausalLM")
+def qwen3_5_moe(c: Settings) -> DecoderSpec:
+    c = filled(c, num_key_value_heads=2, num_experts=256, num_experts_per_tok=8)
+    return _qwen_mixed(c, normalized=True)
+
+
+@family("Qwen3NextForCausalLM")
+def qwen3_next(c: Settings) -> DecoderSpec:
+    """Matrices of its delta nets are ordered by head of keys."""
+    c = filled(c, num_key_value_heads=2, num_experts=512, num_experts_per_tok=10, norm_topk_prob=True)
+    spec = _qwen_mixed(c, normalized=bool(c["norm_topk_prob"]))
+    names = DeltaNames(qkv=("in_proj_qkvz",), beta="in_proj_ba")
+    return _with_deltas(spec, names=names, by_key_head=True)
+
+
+def _qwen_mixed(c: Settings, normalized: bool) -> DecoderSpec:
+    """A mixture with an expert that every token has, by a share of its own, in each layer, or in those that
+    decoder_sparse_step and mlp_only_layers say. Matrices of the experts may be stored in pairs."""
+    c = filled(c, moe_intermediate_size=512, shared_expert_intermediate_size=512)
+    c = filled(c, decoder_sparse_step=1, intermediate_size=c["moe_intermediate_size"])
+    spec = _qwen(c)
+    experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=normalized)
+    shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_expert_intermediate_size"))
+    spec = mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
+    return replace(spec, names=replace(spec.names, expert_pair="gate_up_proj"))
+
+
+def _qwen(c: Settings) -> DecoderSpec:
     c = filled(
         c,
-        num_key_value_heads=4,
         head_dim=256,
         max_position_embeddings=32768,
         full_attention_interval=4,
@@ -154,10 +187,70 @@ def qwen3_5(c: Settings) -> DecoderSpec:
         partial_rotary_factor=0.25,
     )
     spec = plain(c, may_be_partial=True).with_attention(qk_norm="each head", gated=True)
+    return replace(_with_recurrent(spec, _qwen_kinds(c), "linear_attention", _delta(c)), norm_offset=1.0)
+
+
+@family("OlmoHybridForCausalLM")
+def olmo_hybrid(c: Settings) -> DecoderSpec:
+    """Norms are behind the parts of layers with attention, and before those of delta nets. A rope_theta of null: no
+    layer rotates."""
+    c = filled(
+        c,
+        num_key_value_heads=None,
+        max_position_embeddings=65536,
+        linear_conv_kernel_dim=4,
+        linear_allow_neg_eigval=True,
+    )
+    rope = settings_in(c, "rope_parameters")
+    rotates = rope.get("rope_theta", c.get("rope_theta", 0)) is not None
+    spec = plain(c, rotates=rotates).with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
+    heads = _whole(c, linear_num_key_heads=c["num_attention_heads"], linear_num_value_heads=c["num_attention_heads"])
+    keys = _whole(heads, linear_key_head_dim=int(0.75 * c["hidden_size"] / _size(heads, "linear_num_key_heads")))
+    delta = _delta(_whole(keys, linear_value_head_dim=2 * _size(keys, "linear_key_head_dim")))
+    delta = replace(delta, names=_OLMO_NAMES, norm_eps=1e-5, strength=2.0 if c["linear_allow_neg_eigval"] else 1.0)
+    spec = _with_recurrent(spec, _olmo_kinds(c), "linear_attention", delta)
+    layers = [replace(layer, norms=LayerNorms()) if layer.mixer is delta else layer for layer in spec.layers]
+    return replace(spec, layers=tuple(layers))
+
+
+_OLMO_NAMES = DeltaNames(
+    qkv=("q_proj", "k_proj", "v_proj"),
+    gate="g_proj",
+    beta="b_proj",
+    decay="a_proj",
+    convolutions=("q_conv1d", "k_conv1d", "v_conv1d"),
+    norm="o_norm",
+    out="o_proj",
+)
+
+
+def _olmo_kinds(c: Settings) -> list[str]:
+    """linear_attention or full_attention, of each layer: by default each fourth, or the last one."""
+    kinds, layers = c.get("layer_types"), c["num_hidden_layers"]
+    if kinds is None:
+        kinds = ["full_attention" if n % 4 == 3 or n == layers - 1 < 3 else "linear_attention" for n in range(layers)]
+    return _known_kinds(kinds, layers, "linear_attention")
+
+
+def _whole(c: Settings, **defaults: int) -> Settings:
+    """With what a setting means when it is null, too."""
+    return {**c, **{key: value for key, value in defaults.items() if c.get(key) is None}}
+
+
+def _delta(c: Settings) -> GatedDelta:
     delta = GatedDelta(*(_size(c, f"linear_{name}") for name in _DELTA_SIZES))
     if delta.value_heads % delta.key_heads:
         raise UnsupportedError(f"{delta.value_heads} heads of values do not go together with {delta.key_heads} of keys")
-    return replace(_with_recurrent(spec, _qwen_kinds(c), "linear_attention", delta), norm_offset=1.0)
+    return delta
+
+
+def _with_deltas(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    """Fields of all delta nets changed."""
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, **changes)) if isinstance(layer.mixer, GatedDelta) else layer
+        for layer in spec.layers
+    ]
+    return replace(spec, layers=tuple(layers))
 
 
 _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, Latent, TensorNames
-from penstock.engines.openvino.families_experts import experts_of, size_of_expert
+from penstock.engines.openvino.families_experts import experts_of, in_groups, size_of_expert
 from penstock.engines.openvino.families_shared_experts import behind_dense, like_deepseek, sparse_layers, with_share
 from penstock.engines.openvino.family import Settings, changed, family, filled, mixed, plain, positive, size_in
 from penstock.engines.openvino.rope import settings_in, yarn_scale
@@ -39,13 +39,15 @@ def deepseek_v2(c: Settings) -> DecoderSpec:
         topk_method="greedy",
         routed_scaling_factor=1.0,
     )
-    if c["topk_method"] != "greedy" or c.get("norm_topk_prob"):
+    if c["topk_method"] not in ("greedy", "group_limited_greedy") or c.get("norm_topk_prob"):
         method = f"topk_method={str(c['topk_method'])[:50]}"
         raise UnsupportedError(f"config.json has {method} or norm_topk_prob, which is not supported in DeepSeek V2")
     spec = _latent(c, alternating=True).with_mlp(bias=bool(c.get("mlp_bias")))
     c = {**c, "num_experts": c["n_routed_experts"]}
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=False)
     experts = replace(experts, scale=positive(c, "routed_scaling_factor"))
+    if c["topk_method"] != "greedy":
+        experts = in_groups(experts, c, 1)
     spec = mixed(spec, with_share(experts, c), behind_dense(c))
     return replace(spec, names=TensorNames(shared_expert="shared_experts"))
 

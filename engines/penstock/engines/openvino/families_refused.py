@@ -17,7 +17,6 @@ _BY_REASON = {
         "GraniteMoeHybridForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
         "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
-        "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
         "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
     ),
@@ -44,8 +43,8 @@ _BY_REASON = {
         "MusicgenMelodyForCausalLM", "Phi4MultimodalForCausalLM",
     ),
     _LAYERS: (
-        "DoryForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", "Gemma4ForCausalLM",
-        "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "DoryForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration",
+        "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
         "HrmTextForCausalLM",
     ),
     _OLD: (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, Experts, LayerNorms, TensorNames
 from penstock.engines.openvino.families_dense import exaone4, llama
-from penstock.engines.openvino.families_experts import experts_of, granite_moe, size_of_expert
+from penstock.engines.openvino.families_experts import experts_of, granite_moe, in_groups, size_of_expert
 from penstock.engines.openvino.families_kin import ernie4_5, hunyuan
 from penstock.engines.openvino.family import (
     Settings,
@@ -194,13 +194,12 @@ def _with_shared_mlp(spec: DecoderSpec, c: Settings) -> DecoderSpec:
 
 def like_deepseek(spec: DecoderSpec, c: Settings, layers: Sequence[bool]) -> DecoderSpec:
     """Sigmoids are weights; corrected, they choose. `layers`: those with experts."""
-    if (c.get("n_group") or 1) != 1 or (c.get("topk_group") or 1) != 1:
-        raise UnsupportedError("config.json has n_group or topk_group: experts in groups are not supported")
     c = filled(c, routed_scaling_factor=1.0)
     size = size_of_expert(c, "moe_intermediate_size")
     number = c.get("n_routed_experts") or c.get("num_experts")
     experts = experts_of(spec, {**c, "num_experts": number}, size, normalized=bool(c["norm_topk_prob"]))
     experts = replace(experts, scores="sigmoid", least_sum=_LEAST_SUM, scale=positive(c, "routed_scaling_factor"))
+    experts = in_groups(experts, c, 2)
     further = count(filled(c, num_nextn_predict_layers=0), "num_nextn_predict_layers")
     spec = mixed(spec, with_share(experts, c), layers)
     return replace(spec, names=_DEEPSEEK_NAMES, further_layers=further)

@@ -65,3 +65,9 @@ def capped(x: Node, cap: float) -> Node:
 def limited(x: Node, limit: float) -> Node:
     """x, no farther from zero than `limit`; 0: x as it is."""
     return ops.clamp(x, -limit, limit) if limit else x
+
+
+def rms(x: Node, eps: float) -> Node:
+    """x with a mean square of 1 along its last axis."""
+    variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
+    return ops.multiply(x, ops.divide(f32(1.0), ops.sqrt(ops.add(variance, f32(eps)))))

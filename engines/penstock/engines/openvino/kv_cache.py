@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from penstock.engines.openvino.process_memory import prefer_huge_pages
 class OpenVINOKVCache:
     """Block b in slot n is keys[n][b] and values[n][b], `[kv_heads, block_size, head_size]` each.
 
-    The n-th layers of all groups are bound to the same slot: a block belongs to one group at a time. Quantized blocks
-    also carry their scales and zero points, so a copied block needs nothing from elsewhere.
+    The layers of all groups that live in a slot are bound to the same memory: a block belongs to one group at a time.
+    If a group has several layers there (`LayerGroup.per_slot`), each has its part of every block. Where the layers of
+    two groups do not fill a block alike, as scales of quantized values may have it, each has memory of its own.
+    Quantized blocks also carry their scales and zero points, so a copied block needs nothing from elsewhere.
     """
 
     def __init__(
@@ -34,14 +36,14 @@ class OpenVINOKVCache:
         """By the name of the input; several have the same tensor."""
         self._raw: list[Any] = []
         """Each tensor once, as bytes [blocks, bytes of a block]; features are the last one."""
-        for slot in range(max(len(group.layers) for group in groups)):
-            layers = [group.layers[slot] for group in groups if slot < len(group.layers)]
-            for cache in ("key_cache", "value_cache"):
-                kind, shape = kinds[f"{cache}.{layers[0]}"]
-                tensor = ov.Tensor(kind, ov.Shape([num_blocks, *shape]))
-                prefer_huge_pages(tensor.data.ctypes.data, tensor.byte_size)
-                self._raw.append(tensor.data.view(np.uint8).reshape(num_blocks, -1))
-                self._tensors.update({f"{cache}.{layer}": tensor for layer in layers})
+        for names in _names_by_memory(kinds, groups):
+            shapes = {name: [num_blocks * per_block, *kinds[name][1]] for name, per_block in names.items()}
+            kind, first = kinds[next(iter(names))][0], next(iter(shapes.values()))
+            tensor = ov.Tensor(kind, ov.Shape(first))
+            prefer_huge_pages(tensor.data.ctypes.data, tensor.byte_size)
+            self._raw.append(tensor.data.view(np.uint8).reshape(num_blocks, -1))
+            for name, shape in shapes.items():
+                self._tensors[name] = tensor if shape == first else ov.Tensor(tensor.data, shape, kind)
         if features is not None:
             self._raw.append(features.raw)
         self._rows = BlockRows(self._raw)
@@ -82,11 +84,31 @@ def block_layout(compiled: Any, groups: Sequence[LayerGroup]) -> tuple[int, int]
     kinds = _cache_inputs(compiled)
     # Values only: quantized keys carry scales for each channel, as further rows of the axis that counts the tokens.
     tokens = {shape[1] for name, (_, shape) in kinds.items() if name.startswith("value_cache.")}
-    sizes = {name: math.prod(shape) * kind.bitwidth // 8 for name, (kind, shape) in kinds.items()}
-    layers = {sizes[f"key_cache.{n}"] + sizes[f"value_cache.{n}"] for group in groups for n in group.layers}
-    if len(tokens) != 1 or len(layers) != 1:
-        raise EngineError(f"the compiled model's KV cache has no one block size: {sorted(tokens)}, {sorted(layers)}")
-    return tokens.pop(), layers.pop() * max(len(group.layers) for group in groups)
+    if len(tokens) != 1:
+        raise EngineError(f"the compiled model's KV cache has no one block size: {sorted(tokens)}")
+    memories = [next(iter(names.items())) for names in _names_by_memory(kinds, groups)]
+    return tokens.pop(), sum(_num_bytes(*kinds[name]) * per_block for name, per_block in memories)
+
+
+_Inputs = Mapping[str, tuple[Any, list[int]]]
+"""`_cache_inputs`"""
+
+
+def _names_by_memory(kinds: _Inputs, groups: Sequence[LayerGroup]) -> list[dict[str, int]]:
+    """For each piece of memory, the cache inputs that are bound to it, and how many of a layer's blocks a block has."""
+    memories: dict[tuple[int, str, int], dict[str, int]] = {}
+    for slot in range(max(group.num_slots for group in groups)):
+        for cache in ("key_cache", "value_cache"):
+            for group in groups:
+                for layer in group.in_slot(slot):
+                    name, per_block = f"{cache}.{layer}", group.per_slot
+                    key = slot, cache, _num_bytes(*kinds[name]) * per_block
+                    memories.setdefault(key, {})[name] = per_block
+    return list(memories.values())
+
+
+def _num_bytes(kind: Any, shape: Sequence[int]) -> int:
+    return math.prod(shape) * int(kind.bitwidth) // 8
 
 
 def _cache_inputs(compiled: Any) -> dict[str, tuple[Any, list[int]]]:

@@ -21,11 +21,12 @@ from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.host.cores import usable_cores
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Ints, StepBatch
-from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, max_model_len
+from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, max_model_len, state_interval
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder import FeatureTap, build_decoder
+from penstock.engines.openvino.decoder_inputs import ImageInputs
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import ThreadPlan, compiled, plan_threads, with_large_steps
 from penstock.engines.openvino.exported import context_of, read_exported
@@ -34,8 +35,9 @@ from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, ca
 from penstock.engines.openvino.lora import OpenVINOAdapters, Projection
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.numerics import ModelFacts, Numerics, StoredTypes, Wish
-from penstock.engines.openvino.recurrent import StateTables, row_bytes, state_interval
+from penstock.engines.openvino.recurrent import StateTables, row_bytes
 from penstock.engines.openvino.trials import settle
+from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.weights import Weights, checkpoint_key, open_weights
 from penstock.engines.openvino.work import MatrixWork, count_matrices, model_work
 
@@ -71,8 +73,8 @@ class DecoderGraph(ABC):
     """Different ones, that reach nearly every expert."""
     tap: FeatureTap | None = None
     """What it gives of every token to a draft head."""
-    embedding_width: int = 0
-    """Of what is read in the place of images; 0: there are none."""
+    images: ImageInputs | None = None
+    """None: it reads text only."""
     feature_width: int = 0
     """Of what a draft head itself is given beside every token; 0: nothing."""
     projections: dict[str, Projection] = field(default_factory=dict)
@@ -187,15 +189,15 @@ class LoadedDecoder:
 
 
 def open_decoder(
-    config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None, *, sees: bool = False
+    config: OpenVINOConfig, report: Report, tap: FeatureTap | None = None, vision: VisionModel | None = None
 ) -> DecoderGraph:
-    """`tap`: of the draft head beside it; exported models have none. `sees`: there is an encoder of images. Raises
+    """`tap`: of the draft head beside it; exported models have none. `vision`: there is an encoder of images. Raises
     UnsupportedError for a model that cannot be run, EngineError for a broken one."""
     graph = exported_graph(config.model_dir)
     if graph is not None:
         return _open_exported(config, graph, report)
     lora, max_len = bool(config.max_loras), config.max_model_len
-    return open_built(config, config.model_dir, report, max_len=max_len, lora=lora, tap=tap, sees=sees)
+    return open_built(config, config.model_dir, report, max_len=max_len, lora=lora, tap=tap, vision=vision)
 
 
 def open_built(
@@ -206,7 +208,7 @@ def open_built(
     max_len: int | None = None,
     lora: bool = False,
     tap: FeatureTap | None = None,
-    sees: bool = False,
+    vision: VisionModel | None = None,
     is_draft: bool = False,
 ) -> BuiltDecoder:
     """A decoder of weights in `folder`; `max_len`: the longest context that is wanted. Raises as `open_decoder`."""
@@ -216,10 +218,10 @@ def open_built(
     eos = eos_token_ids(folder, spec.vocab_size)
     model_len = max_model_len(max_len, spec.max_position_embeddings)
     checkpoint = Checkpoint(folder, full_name, parse_scheme(settings))
-    build = partial(build_decoder, lora=lora, tap=tap, takes_embeddings=sees)
+    build = partial(build_decoder, lora=lora, tap=tap, vision=vision)
     source = built_decoder(config, spec, checkpoint, build, report, is_draft=is_draft)
-    width = spec.hidden_size if sees else 0
-    return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap, embedding_width=width)
+    images = None if vision is None else vision.decoder_inputs(spec.hidden_size)
+    return replace(source, eos_token_ids=eos, model_len=model_len, tap=tap, images=images)
 
 
 def built_decoder(
@@ -269,6 +271,7 @@ def _open_exported(config: OpenVINOConfig, file: Path, report: Report) -> Export
         weight_bytes=weights_of(file).stat().st_size,
         kept="as exported" + (f" ({exported.integers})" if exported.integers else ""),
         has_experts=bool(settings.get("num_experts") or settings.get("num_local_experts")),
+        is_hybrid=exported.is_hybrid,
         file=file,
         graph=exported.model,
     )
@@ -301,7 +304,7 @@ def _loaded(config: OpenVINOConfig, source: DecoderGraph, plans: list[ThreadPlan
         adapters if slots else None,
         source.feature_width,
         interval,
-        source.embedding_width,
+        source.images,
     )
     return LoadedDecoder(
         source=source,

@@ -15,12 +15,14 @@ from penstock.engines.openvino.decoder_inputs import (
     EMBEDDINGS,
     EMBEDDINGS_AT,
     FEATURES,
+    GRID_POSITIONS,
     GROUP_INPUTS,
+    ImageInputs,
     Input,
     group_suffix,
     step_inputs,
 )
-from penstock.engines.openvino.delta_prompts import PROMPT_INPUTS, prompt_inputs, requests_in_runs
+from penstock.engines.openvino.delta_prompts import PROMPT_INPUTS, prompt_inputs, requests_in_runs, takes_runs
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
 from penstock.engines.openvino.recurrent import (
@@ -28,7 +30,6 @@ from penstock.engines.openvino.recurrent import (
     STATE_INPUTS,
     StateTables,
     delta_inputs,
-    has_delta_nets,
     state_inputs,
 )
 
@@ -53,12 +54,12 @@ class BufferedDecoder:
         adapters: OpenVINOAdapters | None,
         features: int = 0,
         state_interval: int = 0,
-        embeddings: int = 0,
+        images: ImageInputs | None = None,
     ) -> None:
         """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
         `capacity`: tokens for which there is room at the start; `adapters`: None where the models have no inputs for
-        them; `features`, `embeddings`: width of those that batches have, 0: none; `state_interval`: tokens between
-        checkpoints of states, 0: there are none."""
+        them; `features`: width of those that batches have, 0: none; `state_interval`: tokens between checkpoints of
+        states, 0: there are none."""
         self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
         self._adapters = adapters
@@ -67,18 +68,18 @@ class BufferedDecoder:
             inputs |= {SLOTS: (np.int32, [-1]), LOGITS_AT: (np.int64, [-1])}
         self._state_interval = state_interval
         self._states: StateTables | None = None
-        self._has_delta_nets = has_delta_nets(compiled[0][1])
+        self._takes_runs = takes_runs(compiled[0][1])
         if state_interval:
             inputs |= STATE_INPUTS
-        if self._has_delta_nets:
+        if self._takes_runs:
             inputs |= DELTA_INPUTS | PROMPT_INPUTS
         if features:
             inputs[FEATURES] = (np.float32, [-1, features])
-        self._no_embeddings: tuple[Ints, Floats] | None = None
-        """What batches without images have; None: there are no inputs for them."""
-        if embeddings:
-            inputs |= {EMBEDDINGS: (np.float32, [-1, embeddings]), EMBEDDINGS_AT: (np.int64, [-1])}
-            self._no_embeddings = NO_INTS, np.zeros((0, embeddings), np.float32)
+        self._images = images
+        if images is not None:
+            inputs |= images.kinds
+            self._no_embeddings: tuple[Ints, Floats] = NO_INTS, np.zeros((0, *inputs[EMBEDDINGS][1][1:]), np.float32)
+            """What batches without images have."""
         self._buffers = [
             _Buffer([model.create_infer_request() for _, model in compiled], inputs, num_groups, capacity)
             for _ in range(self.num_buffers)
@@ -120,10 +121,8 @@ class BufferedDecoder:
             self._put_states(target, batch, batch.groups[-1])
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
-        if self._no_embeddings is not None:
-            places, rows = batch.embeddings or self._no_embeddings
-            inputs[EMBEDDINGS_AT].put(places)
-            inputs[EMBEDDINGS].put(rows)
+        if self._images is not None:
+            self._put_images(self._images, inputs, batch)
         if self.cache.features is not None:
             target.places = places_of(batch, self._block_size)
         if self._adapters is not None:
@@ -131,13 +130,21 @@ class BufferedDecoder:
 
     def _put_states(self, target: _Buffer, batch: StepBatch, tables: GroupTables) -> None:
         inputs: dict[str, npt.NDArray[Any]] = {**state_inputs(batch, tables, self._state_interval)}
-        if self._has_delta_nets:
+        if self._takes_runs:
             requests = requests_in_runs(batch, tables, self._state_interval)
             inputs |= delta_inputs(batch, inputs, requests)
             runs, target.kept_rows = prompt_inputs(batch, tables, self._state_interval, requests)
             inputs |= runs
         for name, values in inputs.items():
             target.inputs[name].put(values)
+
+    def _put_images(self, images: ImageInputs, inputs: Mapping[str, _Input], batch: StepBatch) -> None:
+        places, rows = batch.embeddings or self._no_embeddings
+        inputs[EMBEDDINGS_AT].put(places)
+        inputs[EMBEDDINGS].put(rows)
+        if images.has_grid_positions:
+            positions = batch.positions[:, None] if batch.grid_positions is None else batch.grid_positions
+            inputs[GRID_POSITIONS].put(positions)
 
     def _put_adapters(self, adapters: OpenVINOAdapters, target: _Buffer, batch: StepBatch) -> None:
         slots = batch.adapter_slots

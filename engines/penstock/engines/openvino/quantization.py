@@ -29,6 +29,9 @@ _SENSITIVE = re.compile(
     r"\.(?:layers|h)\.(\d+)\..*(v_proj|down_proj|mlp\.c_proj|fc2|dense_4h_to_h|experts\.\d+\.w2)\.weight"
 )
 
+_GATES = re.compile(r"\.linear_attn\.(in_proj_(a|b|ba)|[ab]_proj)\.weight")
+"""Of delta nets: they decide how states decay and what is written to them, and have a row for each head."""
+
 
 def quantize_rows(tensor: Tensor) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Symmetric int8 with a scale for each row: values [rows, width], scales [rows, 1].
@@ -77,7 +80,9 @@ def quantize_groups(tensor: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[
 def keeps_8_bits(name: str, num_layers: int) -> bool:
     """Of a matrix in 4-bit weights: those that hurt most, as llama.cpp's Q4_K_M chooses them (`use_more_bits` of
     src/llama-quant.cpp): values and the MLP's last matrix in the first and last eighth of the layers, and in every
-    third between."""
+    third between. Beside these, the small ones of delta nets."""
+    if _GATES.search(name):
+        return True
     match = _SENSITIVE.search(name)
     if match is None:
         return False

@@ -23,7 +23,6 @@ import openvino.opset1 as opset1
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from penstock.engines.errors import InvalidRequestError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Int32s, Ints, StepBatch
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, f32, i64
@@ -190,11 +189,12 @@ class StateTables:
 
     def __init__(self, compiled: Any, num_rows: int) -> None:
         self._tensors, self._kept = {}, {}
+        kept_ones = {name for port in compiled.outputs for name in port.get_names() if name.startswith(KEPT_STATES)}
         for name, kind, shape in _tables_of(compiled):
             tensor = ov.Tensor(kind, ov.Shape([num_rows + 1, *shape]))
             tensor.data[0] = 0
             self._tensors[name] = tensor
-            if name.startswith(DELTA_TABLE):
+            if _kept_state(name) in kept_ones:
                 self._kept[name] = ov.Tensor(kind, ov.Shape([0, *shape]))
 
     def bind(self, request: Any) -> None:
@@ -203,7 +203,7 @@ class StateTables:
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
         for name, tensor in self._kept.items():
-            request.set_tensor(KEPT_STATES + name.removeprefix(DELTA_TABLE), tensor)
+            request.set_tensor(_kept_state(name), tensor)
 
     def put_kept(self, rows: Int32s) -> None:
         """States that the last infer request kept, into these rows."""
@@ -216,8 +216,8 @@ def row_bytes(compiled: Any) -> int:
     return sum(int(np.prod(shape)) * kind.bitwidth // 8 for _, kind, shape in _tables_of(compiled))
 
 
-def has_delta_nets(compiled: Any) -> bool:
-    return any(name.startswith(DELTA_TABLE) for name, _, _ in _tables_of(compiled))
+def _kept_state(table: str) -> str:
+    return KEPT_STATES + table.removeprefix(DELTA_TABLE)
 
 
 def _tables_of(compiled: Any) -> list[tuple[str, Any, list[int]]]:
@@ -271,22 +271,3 @@ def delta_inputs(batch: StepBatch, all_inputs: Mapping[str, Int32s], beside: Int
 
 _NOTHING = -1
 """In the place of a request: a sequence that ends before it begins. It has to have a row."""
-
-
-def state_interval(setting: int | None, row_bytes: int, block_bytes: int, block_size: int) -> int:
-    """Tokens between checkpoints. None: a few whole blocks, so that states take no more memory than keys and values.
-    Raises InvalidRequestError for a setting that does not fit the blocks."""
-    if setting is None:
-        interval = block_size
-        while interval < _LONGEST_INTERVAL and row_bytes * block_size > interval * block_bytes:
-            interval *= 2
-        return interval
-    if setting % block_size:
-        raise InvalidRequestError(
-            f"state_interval={setting} is not a multiple of the {block_size} tokens of a block", param="state_interval"
-        )
-    return setting
-
-
-_LONGEST_INTERVAL = 1024
-"""Tokens that may have to be computed again, at most, behind a prefix hit."""

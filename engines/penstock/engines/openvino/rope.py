@@ -1,7 +1,8 @@
 """Rotary position embedding: inverse frequencies and the factor on cos and sin, from either style of config.
 
-Types: default, linear, llama3 (Llama 3.1's smoothed bands), yarn (arXiv:2309.00071), longrope (arXiv:2402.13753) and
-divided (by a number for each frequency, as GGUF files have it). What depends on the length of the sequence cannot be,
+Types: default, linear, llama3 (Llama 3.1's smoothed bands), yarn (arXiv:2309.00071), longrope (arXiv:2402.13753),
+proportional (Gemma 4: the first pairs turn, as in a whole head) and divided (by a number for each frequency, as GGUF
+files have it). What depends on the length of the sequence cannot be,
 since cached keys would have to be rotated again: dynamic is refused, and longrope has the frequencies of the longest
 context that is served.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ class Rope:
     """[head_dim / 2], or less: then the last values of a head stay as they are."""
     attention_factor: float = 1.0
     """Multiplies cos and sin."""
+    axes: tuple[int, ...] = ()
+    """Where tokens of images have three positions (time, row, column): the one that turns each pair; (): there is only
+    one."""
 
 
 def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool = False) -> Rope:
@@ -45,14 +49,18 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool
         raise UnsupportedError("llama_4_scaling_beta is not supported: queries that grow with their position")
     partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     known = isinstance(partial, int | float) and 0 < partial <= 1  # larger ones: memory for angles that no head has
-    if not known or (partial != 1 and not may_be_partial):
+    whole = kind == _PROPORTIONAL
+    if not known or (partial != 1 and not may_be_partial and not whole):
         raise UnsupportedError(f"partial_rotary_factor={str(partial)[:50]} is not supported")
     outside = ("max_position_embeddings", "original_max_position_embeddings", "max_model_len")
     known_settings = {key: config[key] for key in outside if key in config} | {**settings}
     try:
         theta = float(settings.get("rope_theta") or config.get("rope_theta") or 10000.0)
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            return _KINDS[kind](known_settings, _base_frequencies(theta, int(head_dim * partial)), theta)
+            rope = _KINDS[kind](
+                known_settings, _base_frequencies(theta, head_dim if whole else int(head_dim * partial)), theta
+            )
+        return replace(rope, axes=_axes(settings, config, len(rope.inv_freq)))
     except KeyError as e:
         raise UnsupportedError(f"RoPE type {kind!r} needs {e.args[0]!r} in config.json") from None
     except (TypeError, ValueError, ArithmeticError) as e:
@@ -60,10 +68,11 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool
 
 
 def parse_ropes_of_layer_types(
-    config: Mapping[str, Any], head_dim: int, defaults: Mapping[str, Mapping[str, Any]]
+    config: Mapping[str, Any], head_dim: int | Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Rope]:
     """As `parse_rope`, for each layer type of `defaults`: what that says holds where the type's own object in
-    rope_parameters does not say otherwise."""
+    rope_parameters does not say otherwise. `head_dim`: one, or that of each type."""
+    sizes = head_dim if isinstance(head_dim, Mapping) else dict.fromkeys(defaults, head_dim)
     by_type = settings_in(config, "rope_parameters")
     unknown = set(by_type) - set(defaults)
     if unknown:
@@ -71,7 +80,7 @@ def parse_ropes_of_layer_types(
             f"rope_parameters are for each of {', '.join(defaults)}, not {', '.join(sorted(unknown))}"
         )
     return {
-        kind: parse_rope({**config, "rope_parameters": {**settings, **settings_in(by_type, kind)}}, head_dim)
+        kind: parse_rope({**config, "rope_parameters": {**settings, **settings_in(by_type, kind)}}, sizes[kind])
         for kind, settings in defaults.items()
     }
 
@@ -82,6 +91,21 @@ def settings_in(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(settings, Mapping):
         raise UnsupportedError(f"config.json has {key}={str(settings)[:50]}, which is not an object")
     return settings
+
+
+def _axes(settings: Mapping[str, Any], config: Mapping[str, Any], num_pairs: int) -> tuple[int, ...]:
+    """`Rope.axes`, by Qwen2-VL's sections (arXiv:2409.12191). Interleaved, as Qwen3-VL has them: time, row, column,
+    time ..., as far as each has pairs; what is left is time's."""
+    sections = settings.get("mrope_section") or config.get("mrope_section")
+    if not isinstance(sections, list | tuple) or len(sections) != 3:
+        return ()
+    if not all(type(count) is int and count >= 0 for count in sections):
+        return ()
+    if config.get("mrope_interleaved"):
+        return tuple(n % 3 if n < 3 * sections[n % 3] else 0 for n in range(num_pairs))
+    if sum(sections) != num_pairs:
+        return ()
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def _base_frequencies(theta: float, head_dim: int) -> Frequencies:
@@ -164,12 +188,23 @@ def _divided(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -
     return Rope(inv_freq / divisors)
 
 
+_PROPORTIONAL = "proportional"
+
+
+def _proportional(settings: Mapping[str, Any], inv_freq: Frequencies, theta: float) -> Rope:
+    """A part of the pairs turns, of those that the whole head has."""
+    angles = int(float(settings.get("partial_rotary_factor") or 1.0) * 2 * len(inv_freq) // 2)
+    turning = np.where(np.arange(len(inv_freq)) < angles, inv_freq, 0.0)
+    return Rope((turning / float(settings.get("factor") or 1.0)).astype(np.float32))
+
+
 _KINDS: dict[str, Callable[[Mapping[str, Any], Frequencies, float], Rope]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "divided": _divided,
+    _PROPORTIONAL: _proportional,
     "longrope": _longrope,
     "su": _longrope,
 }

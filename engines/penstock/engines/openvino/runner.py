@@ -10,18 +10,18 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.contract.loading import Report, silent
+from penstock.engines.contract.messages import ImageInput
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ImageRows
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.formats.model_files import read_json_if_any
 from penstock.engines.host.memory import available_memory
 from penstock.engines.kit.adapter_slots import WithAdapters, load_configured
 from penstock.engines.kit.cache_size import StateSpace, num_blocks
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.drafting import draft_model_of, load_drafts, open_drafts
-from penstock.engines.openvino.image_encoder import ImageEncoder, vision_spec
-from penstock.engines.openvino.loading import load_decoder, open_decoder
+from penstock.engines.openvino.image_encoder import open_with_images
+from penstock.engines.openvino.loading import load_decoder
 from penstock.engines.openvino.lora import OpenVINOAdapters
 from penstock.engines.openvino.process_memory import collapse_filled_memory
 from penstock.kvcache import KVGroup
@@ -44,13 +44,9 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         _check_release()
         started = time.monotonic()
         head = open_drafts(config, report)
-        vision = vision_spec(read_json_if_any(config.model_dir / "config.json"))
-        source = open_decoder(config, report, head.tap if head else None, sees=vision is not None)
+        source, images = open_with_images(config, head.tap if head else None, report)
         if source.is_hybrid:
             check_hybrid(config)
-        images = None
-        if vision is not None and source.embedding_width:  # not with an exported graph
-            images = ImageEncoder(config, vision, source.numerics.dtype, report)
         loaded = load_decoder(config, source, report)
         draft = load_drafts(config, head, loaded, report)
         collapse_filled_memory(max(_COLLAPSE_SECONDS, time.monotonic() - started))
@@ -64,7 +60,8 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             kv_groups,
             source.model_len,
             block_bytes + space.bytes_beside(loaded.block_size),
-            free=free - space.working_bytes,
+            free=free,
+            beside=space.working_bytes,
             share=_SHARE_OF_FREE_MEMORY,
         )
         states = space.group(count * loaded.block_size)
@@ -87,7 +84,9 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             has_draft_model=draft is not None,
             supports_grammars=True,
             supports_processors=True,
-            image_tile=None if images is None else images.tile,
+            image_grid=None if images is None else images.grid,
+            has_grid_positions=source.images is not None and source.images.has_grid_positions,
+            whole_tiles=images is not None and images.whole_tiles,
             work=loaded.work,
         )
         draft_model = draft_model_of(draft, head, loaded, count, config.max_num_batched_tokens) if draft else None
@@ -95,10 +94,10 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         self._decoders = [loaded] if draft is None else [loaded, draft]
         self._images = images
 
-    def encode_image(self, pixels: bytes) -> ImageRows:
+    def encode_image(self, image: ImageInput) -> ImageRows:
         """`ImageHost.encode_image`"""
         assert self._images is not None
-        return self._images.encode(pixels)
+        return self._images.encode(image)
 
     @property
     def block_bytes(self) -> int:

@@ -75,6 +75,9 @@ class Weights:
         self._tables: dict[str, tuple[Node, Node | None]] = {}
         self._num_layers = 1 + max((int(match[1]) for name in checkpoint if (match := _LAYER.search(name))), default=0)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
     def vector(self, name: str, size: int, *, plus: float = 0.0) -> Node:
         """A norm's or a bias's values and `plus`, f32 [size]; the checkpoint may have one row of them."""
         is_row = self._checkpoint[name].shape == (1, size)
@@ -84,6 +87,17 @@ class Weights:
     def table(self, name: str, shape: tuple[int, ...]) -> Node:
         """A small matrix, or the weights of a convolution, as they are, f32."""
         return ops.constant(self._take(name, shape).f32())
+
+    def rows(self, names: Sequence[str], shape: tuple[int, ...]) -> Node:
+        """As `table`; its rows are those of several tensors, one after another, in any portions."""
+        sizes = [self._checkpoint[name].shape[:1] for name in names]
+        values = [self._take(name, (*size, *shape[1:])).f32() for name, size in zip(names, sizes, strict=True)]
+        joined = np.concatenate(values)
+        if joined.shape != shape:
+            raise UnsupportedError(
+                f"tensors {', '.join(names)} have {len(joined)} rows, config.json asks for {shape[0]}"
+            )
+        return ops.constant(joined)
 
     def project(
         self, x: Node, name: str, shape: tuple[int, int], *, is_head: bool = False, transposed: bool = False

@@ -69,11 +69,12 @@ def model_work(
     what a step reads and computes depends on its tokens."""
     if spec.experts is not None:
         return None
-    most_layers = max(len(group.layers) for group in groups)
+    stored = max(sum(spec.attention[n].kv_size for n in group.layers) for group in groups)
+    readers = [spec.readers(group) for group in groups]
     return ModelWork(
         **matrices._asdict(),
-        kv_bytes=tuple(round(token_bytes * len(group.layers) / most_layers) for group in groups),
-        attention_flops=tuple(4 * sum(spec.attention[n].q_size for n in group.layers) for group in groups),
+        kv_bytes=tuple(round(token_bytes * sum(layer.kv_size for layer in layers) / stored) for layers in readers),
+        attention_flops=tuple(4 * sum(layer.q_size for layer in layers) for layers in readers),
         threads=tuple((plan.min_tokens, plan.threads) for plan in plans),
     )
 

@@ -143,7 +143,7 @@ def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Re
     Half goes by the policy's order, so that the first always advances. The other half goes to those that are nearest
     to their end, so that short prompts do not wait behind a long one. Some of it is kept for the prompt at the head of
     the queue: once it has a seat, shorter ones behind it can follow. A prompt with more left to compute than the head
-    gets none of the other half.
+    gets none of the other half. Where a step may not end inside of an image, the first may exceed the limit by one.
     """
     shares: dict[int, int] = {}
     alone = len(prompts) == 1 and head is None
@@ -161,6 +161,8 @@ def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Re
             more = min(rest, left, chunk - share)
             shares[run.id] += more
             left -= more
+    for number, (run, _) in enumerate(prompts):
+        shares[run.id] = run.request.cut(run.num_computed_tokens, shares[run.id], advances=number == 0)
     return shares
 
 

@@ -98,6 +98,9 @@ class QueueIntake:
             own_seed = random.getrandbits(63) if seed is None else seed + index
             own = of_others if index else message
             request = Request(request_id, own, own_seed, stop, needs)
+            if self.info.whole_tiles:
+                spans = [span for image in message.images for span in image.spans]
+                request.whole_tiles = [(start, start + count) for start, count in spans]
             request.key = order_key(self.config.policy, request, self.config.ageing_seconds)
             samples.append(request)
         return samples
@@ -146,13 +149,16 @@ class QueueIntake:
         return None
 
     def _refusal_of_images(self, message: AddRequest) -> PenstockError | None:
-        tile = self.info.image_tile
-        if tile is None:
+        grid = self.info.image_grid
+        if grid is None:
             return UnsupportedError("This engine reads text only.")
         for image in message.images:
-            tiles, rest = divmod(len(image.pixels), tile.pixel_bytes)
-            if rest or not tiles or sum(count for _, count in image.spans) != tiles * tile.tokens:
+            tokens = [grid.tokens(height, width) for height, width in image.tiles]
+            size = sum(3 * height * width for height, width in image.tiles)
+            if not all(tokens) or size != len(image.pixels) or sum(count for _, count in image.spans) != sum(tokens):
                 return InvalidRequestError("an image does not fit the places that it has in the prompt")
+            if self.info.has_grid_positions and [count for _, count in image.spans] != tokens:
+                return InvalidRequestError("an image's tokens must stand one after the other")
         end = 0
         for start, count in [span for image in message.images for span in image.spans]:
             if start < end or count < 1:

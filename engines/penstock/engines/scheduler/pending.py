@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from penstock.engines.contract.engine_view import WaitsFor
 from penstock.engines.contract.messages import AddRequest, CallReply, Grammar, ImageInput
-from penstock.engines.contract.step import EmbeddingSpan, ImageRows
+from penstock.engines.contract.step import EmbeddingSpan, ImageRows, PlacedTile
 from penstock.engines.errors import PenstockError
 from penstock.kvcache import Attachment
 
@@ -156,11 +156,17 @@ class ImageEncoding:
 class PlacedImages:
     """The images of one prompt: where they stand, and what they are encoded to."""
 
-    __slots__ = ("_encodings", "_images")
+    __slots__ = ("_encodings", "_images", "tiles")
 
     def __init__(self, images: Sequence[ImageInput], encodings: Sequence[ImageEncoding]) -> None:
         """Keeps none of the pixels."""
         self._images = [(image.key, image.spans) for image in images]
+        self.tiles = [
+            PlacedTile(start, height, width)
+            for image in images
+            for (start, _), (height, width) in zip(image.spans, image.tiles, strict=False)
+        ]
+        """Only where each has one span (`ModelInfo.has_grid_positions`)."""
         self._encodings = encodings
 
     @property

@@ -76,6 +76,7 @@ class Request:
         "stop_token_ids",
         "tenant",
         "token_ids",
+        "whole_tiles",
     )
 
     def __init__(
@@ -120,6 +121,8 @@ class Request:
         self.images: PlacedImages | None = None
         if message.images:
             self.images = PlacedImages(message.images, [need for need in needs if isinstance(need, ImageEncoding)])
+        self.whole_tiles: Sequence[tuple[int, int]] = ()
+        """(first, end) of tokens between which no step may end (`ModelInfo.whole_tiles`)."""
         self.status = RequestStatus.WAITING
         self.key: OrderKey = (False, 0.0, request_id)
         """The policy's order, fixed at arrival: lower runs first, and the highest is preempted first. That it never
@@ -162,6 +165,14 @@ class Request:
     def prompt_info(self) -> PromptInfo:
         queued = (self.first_scheduled or self.arrival_time) - self.arrival_time
         return PromptInfo(self.num_cached_tokens, queued, self.prompt_logprobs or None, self.chunks or None)
+
+    def cut(self, start: int, count: int, *, advances: bool) -> int:
+        """How many tokens from `start` on a step computes that could compute `count`: fewer, if it would end inside of
+        a tile. `advances`: more rather than none."""
+        for first, end in self.whole_tiles:
+            if count and first < start + count < end:
+                return end - start if advances and first <= start else max(first - start, 0)
+        return count
 
     def trace(self, scheduled: float, done: float, num_tokens: int) -> None:
         """A step has computed so many tokens of the prompt."""

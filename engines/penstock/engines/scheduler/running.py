@@ -65,6 +65,7 @@ class StepUnderWay:
             run = self.runs[index]
             start = run.num_computed_tokens
             more = min(left, run.request.num_tokens - start, chunk - counts[index])
+            more = run.request.cut(start, more, advances=False)
             if more > 0 and start + more <= run.tables.capacity:  # where a window would have to grow: next time
                 self.add(index, more)
                 left -= more
@@ -234,4 +235,5 @@ def _new_request(run: Run) -> NewRequest:
         adapter=request.adapter,
         grammar=None if request.grammar is None else request.grammar.compiled,
         embeddings=[] if request.images is None else request.images.embeddings,
+        tiles=[] if request.images is None else request.images.tiles,
     )

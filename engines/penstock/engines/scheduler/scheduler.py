@@ -51,6 +51,8 @@ class Scheduler:
         chunk = largest_chunk(info.kv_groups, config.max_num_batched_tokens, config.steps_in_flight)
         if info.states is not None:
             chunk = info.states.largest_chunk(chunk, config.steps_in_flight)
+        if info.whole_tiles and info.image_grid is not None:
+            chunk = max(chunk, info.image_grid.tokens(info.image_grid.side, info.image_grid.side))
         self.info = msgspec.structs.replace(info, chunk=chunk, supports_resume=True)
         self.intake = QueueIntake(config, self.info)
         self.budget = StepBudget(config, chunk)
@@ -396,11 +398,13 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Counters and gauges of this moment; the same object is updated by the next call."""
-        stats, pool = self.intake.snapshot(), self.kv.pool
+        stats, pool, rows = self.intake.snapshot(), self.kv.pool, self.kv.rows
         stats.num_running = len(self.running.runs)
         stats.num_waiting = self.num_waiting
         stats.num_free_blocks = pool.num_free
         stats.num_cached_blocks = pool.num_cached
+        if rows is not None:
+            stats.num_state_rows, stats.num_free_state_rows = rows.num_blocks, rows.num_free
         return stats
 
     def check_idle(self) -> None:

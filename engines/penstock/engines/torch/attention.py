@@ -9,10 +9,7 @@ not a global, so that several models can live in one process.
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +21,8 @@ from transformers import AttentionInterface
 
 from penstock.engines.kit.batch import Int32s, Ints, StepBatch
 from penstock.engines.kit.cache_size import LayerGroup, group_layers
+from penstock.engines.torch.config import fresh_tensor
+from penstock.engines.torch.recurrent import StatePiece, plan_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,8 @@ class TorchKVCache:
                 layout = layouts[modules[layer]]
                 if place == len(self._tensors):
                     shape = (num_blocks, block_size, layout.kv_heads)
-                    keys = _zeros((*shape, layout.key_size), layout.dtype, device)
-                    values = _zeros((*shape, layout.value_size), layout.dtype, device)
+                    keys = fresh_tensor((*shape, layout.key_size), layout.dtype, device)
+                    values = fresh_tensor((*shape, layout.value_size), layout.dtype, device)
                     self._tensors.append((keys, values))
                 view = View(number, layout.window)
                 if view not in self.views:
@@ -100,19 +99,6 @@ class TorchKVCache:
             for keys, values in self._tensors:
                 keys[destination] = keys[source]
                 values[destination] = values[source]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU the memory becomes resident when it is written first, in huge pages where there are some: torch.zeros
-    writes to all of it, half of the machine's memory for a cache that may never be full."""
-    if device.type != "cpu":
-        return torch.zeros(*shape, dtype=dtype, device=device)
-    count = math.prod(shape)
-    fresh = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            fresh.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(fresh, dtype=dtype, count=count).view(shape)
 
 
 _MOST_SCORES = 1 << 22
@@ -194,10 +180,15 @@ class StepTensors:
     """[T]: the request of each token, by its index in the batch."""
     places: Ints
     """[T]: where each of the batch's tokens is in this order."""
+    pieces: Sequence[StatePiece]
+    """For recurrent layers; empty: there are none."""
 
 
-def make_step(batch: StepBatch, views: Sequence[View], block_size: int, device: torch.device) -> StepTensors:
-    """`views` of the cache, whose blocks have `block_size` tokens."""
+def make_step(
+    batch: StepBatch, views: Sequence[View], block_size: int, device: torch.device, interval: int = 0
+) -> StepTensors:
+    """`views` of the cache, whose blocks have `block_size` tokens; `interval`: tokens between checkpoints of recurrent
+    layers, 0: there are none."""
     plan = list(_plan(batch.computed, batch.scheduled))
     owners = np.concatenate([np.repeat(requests, count) for requests, _, count in plan])
     positions = np.concatenate([(first[:, None] + np.arange(count)).ravel() for _, first, count in plan])
@@ -219,7 +210,8 @@ def make_step(batch: StepBatch, views: Sequence[View], block_size: int, device: 
         ]
         slices.append(Slice(start, stop, len(requests), reach_by_view))
         start = stop
-    return StepTensors(packed[0], packed[1], packed[2:], slices, owners, places)
+    pieces = list(plan_pieces(batch, places, interval, device)) if interval else ()
+    return StepTensors(packed[0], packed[1], packed[2:], slices, owners, places, pieces)
 
 
 def _reach(queries: Tensor, first: Ints, window: int) -> Reach:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.host.cores import usable_cores
@@ -72,6 +76,19 @@ def free_memory(device: torch.device) -> int:
     return available_memory()
 
 
+def fresh_tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU the memory becomes resident when it is written first, in huge pages where there are some:
+    torch.zeros writes to all of it, half of the machine's memory for a cache that may never be full."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    fresh = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            fresh.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(fresh, dtype=dtype, count=count).view(shape)
+
+
 Precision = Literal["auto", "bf16", "f16", "f32"]
 
 
@@ -97,6 +114,8 @@ class TorchConfig:
     kv_cache_memory: int | str | None = None
     """Bytes of KV cache, or as text (`parse_memory`), a share being of what the device has free once the model is
     loaded. None: a large share of that, no more than max_num_seqs full requests can use."""
+    state_interval: int | None = None
+    """Tokens between checkpoints of recurrent states, a multiple of the block size. None: by the model's sizes."""
     max_num_seqs: int = 256
     """Requests that live at the same time."""
     max_num_batched_tokens: int = 2048
@@ -112,7 +131,7 @@ class TorchConfig:
         check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(Precision))
         if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(self.device)) is None:
             raise InvalidRequestError(f"device={self.device!r} is not one of auto, cpu, cuda, cuda:N", param="device")
-        check_positive(self, "threads", "max_model_len", "block_size", "num_blocks", optional=True)
+        check_positive(self, "threads", "max_model_len", "block_size", "num_blocks", "state_interval", optional=True)
         check_positive(self, "max_num_seqs", "max_num_batched_tokens", "max_lora_rank")
         if self.max_loras != 0:
             check_positive(self, "max_loras")

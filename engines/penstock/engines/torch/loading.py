@@ -27,6 +27,7 @@ from penstock.engines.formats.model_files import INDEX, SINGLE, read_json, real_
 from penstock.engines.formats.model_settings import context_length, rope_settings
 from penstock.engines.formats.safetensors_file import read_header
 from penstock.engines.torch.attention import ATTENTION, register
+from penstock.engines.torch.recurrent import OLDEST, RECURRENT
 
 _REFUSED = {
     "auto_map": "a model's own code is never run; without this key transformers' own class of that model is used",
@@ -107,7 +108,7 @@ class _CountedBar:
         return getattr(self._bar, name)
 
 
-_ATTENDING = {"full_attention", "sliding_attention"}
+_KNOWN_LAYERS = {"full_attention", "sliding_attention", "mlp", "moe", *RECURRENT}
 _SETTINGS = ("config.json", "generation_config.json")
 _OLDEST = (5, 3)
 """Of transformers: before it a checkpoint could have code fetched and run (CVE-2026-4372)."""
@@ -115,8 +116,7 @@ _OLDEST = (5, 3)
 
 def load_config(model_dir: Path) -> PretrainedConfig:
     """config.json as transformers reads it. Raises UnsupportedError for kinds of models that cannot be driven."""
-    if tuple(int(n) for n in transformers.__version__.split(".")[:2]) < _OLDEST:
-        raise UnsupportedError(f"transformers {transformers.__version__} is too old: at least 5.3 is needed")
+    _check_release(_OLDEST)
     try:
         with _as_transformers_reads_it(model_dir) as folder:
             config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -126,13 +126,28 @@ def load_config(model_dir: Path) -> PretrainedConfig:
         raise UnsupportedError(f"transformers {transformers.__version__} does not take this config.json: {e}") from e
     if config.is_encoder_decoder:
         raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; decoders only are supported")
-    unknown = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
+    kinds = layer_types(config)
+    unknown = kinds - _KNOWN_LAYERS
     if unknown:
         raise UnsupportedError(
             f"{config.model_type} has layers of type {', '.join(sorted(unknown))}; supported are "
-            f"{', '.join(sorted(_ATTENDING))}"
+            f"{', '.join(sorted(_KNOWN_LAYERS))}"
         )
+    if kinds & RECURRENT:
+        _check_release(OLDEST, "for recurrent layers ")
     return config
+
+
+def layer_types(config: PretrainedConfig) -> set[str]:
+    """Empty where config.json does not name them."""
+    return set(getattr(config, "layer_types", None) or ())
+
+
+def _check_release(oldest: tuple[int, int], purpose: str = "") -> None:
+    if tuple(int(n) for n in transformers.__version__.split(".")[:2]) < oldest:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} is too old: {purpose}at least {oldest[0]}.{oldest[1]} is needed"
+        )
 
 
 def load_model(
@@ -162,7 +177,7 @@ def load_model(
     except Exception as e:  # safetensors and torch have errors of their own for what is damaged
         raise EngineError(f"the checkpoint in {model_dir} cannot be loaded: {e}") from e
     _check_tensors(info)
-    if getattr(model, "_is_stateful", False):
+    if getattr(model, "_is_stateful", False) and not layer_types(model_config) & RECURRENT:
         raise UnsupportedError(f"{type(model).__name__} keeps state outside the KV cache, which is not supported")
     nn.Module.to(model, device)
     return model

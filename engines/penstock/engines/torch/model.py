@@ -13,29 +13,37 @@ from transformers import PreTrainedModel
 from penstock.engines.kit.batch import Int32s, Ints, Outputs, StepBatch
 from penstock.engines.torch.attention import PagedAttention, StepTensors, TorchKVCache, attach, make_step
 from penstock.engines.torch.lora import TorchAdapters, UsedAdapter
+from penstock.engines.torch.recurrent import StepStates, TorchStates, set_handler
 
 
 class PagedModel:
     """A model of transformers over our cache. `probe.inspect_layers` has found it fit for that."""
 
-    def __init__(self, model: PreTrainedModel, cache: TorchKVCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: TorchKVCache, states: TorchStates | None = None) -> None:
         self.cache = cache
         self._model = model
         self._attention = PagedAttention(cache)
         attach(model, self._attention)
+        self._interval = 0
+        if states is not None:
+            self._interval = states.interval
+            self._states = StepStates(states, model.config)
+            set_handler(list(states.tables), self._states)
 
     @property
     def device(self) -> torch.device:
         return self._model.device
 
     def make_step(self, batch: StepBatch) -> StepTensors:
-        return make_step(batch, self.cache.views, self.cache.block_size, self.device)
+        return make_step(batch, self.cache.views, self.cache.block_size, self.device, self._interval)
 
     @torch.inference_mode()
     def compute(self, step: StepTensors, logits_at: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:
         """Logits [N, vocab] of the tokens whose indices are `logits_at` [N], and with `hidden` what the decoder gave
         for them, behind its final norm [N, hidden size]; on the device, in f32."""
         self._attention.step = step
+        if step.pieces:
+            self._states.pieces = step.pieces
         states: list[Tensor] = []
 
         def see(module: nn.Module, args: Any, output: Any) -> None:

@@ -22,7 +22,16 @@ from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.kit.batch import GroupTables, Int32s, Ints, StepBatch
 from penstock.engines.torch.attention import ATTENTION, LayerLayout, TorchKVCache, attach, groups_of
 from penstock.engines.torch.config import NAMES
+from penstock.engines.torch.loading import layer_types
 from penstock.engines.torch.model import PagedModel
+from penstock.engines.torch.recurrent import (
+    RECURRENT,
+    StateLayouts,
+    StateRecorder,
+    TorchStates,
+    catch_calls,
+    set_handler,
+)
 
 _UNDERSTOOD = {"scaling", "sliding_window", "softcap", "s_aux", "position_ids", "is_causal", "dropout"}
 _LENGTH, _CHUNK, _BLOCK_SIZE = 24, 13, 8
@@ -56,8 +65,22 @@ class _Recorder:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-def inspect_layers(model: PreTrainedModel, max_model_len: int) -> tuple[dict[nn.Module, LayerLayout], int]:
-    """What each layer keeps of a token, in order, and the size of the vocabulary.
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What a model's layers keep."""
+
+    attention: dict[nn.Module, LayerLayout]
+    """Of a token, in order."""
+    states: StateLayouts
+    """Of a request: recurrent layers."""
+
+    @property
+    def layouts(self) -> list[LayerLayout]:
+        return list(self.attention.values())
+
+
+def inspect_layers(model: PreTrainedModel, max_model_len: int) -> tuple[Layers, int]:
+    """What the layers keep, and the size of the vocabulary.
 
     Raises UnsupportedError for a model that does not leave its attention to us, or asks for what we do not know.
     """
@@ -66,8 +89,10 @@ def inspect_layers(model: PreTrainedModel, max_model_len: int) -> tuple[dict[nn.
     lacking = [p for p in ("input_ids", "position_ids", "logits_to_keep") if p not in taken]
     if lacking:
         raise UnsupportedError(f"{name} cannot be run: its forward does not take {', '.join(lacking)}")
-    recorder = _Recorder()
+    recorder, states = _Recorder(), StateRecorder(config)
     attach(model, recorder)
+    users = catch_calls(model) if layer_types(config) & RECURRENT else []
+    set_handler(users, states)
     ids = torch.arange(3, device=model.device)[None]
     try:
         with torch.inference_mode():
@@ -76,12 +101,17 @@ def inspect_layers(model: PreTrainedModel, max_model_len: int) -> tuple[dict[nn.
         raise UnsupportedError(f"{name} cannot be run: {e.message}") from e
     except Exception as e:  # whatever a model's code may raise that was not made for this
         raise UnsupportedError(f"{name} cannot be run with attention of ours: {type(e).__name__}: {e}") from e
+    finally:
+        set_handler(users, None)
+    if not states.layouts and getattr(model, "_is_stateful", False):
+        raise UnsupportedError(f"{name} keeps state outside the KV cache, which is not supported")
     if not recorder.calls:
         raise UnsupportedError(f"{name} cannot be run: it does not let its attention be replaced")
     layouts = dict(recorder.calls)
-    if len(recorder.calls) != config.num_hidden_layers or len(layouts) != len(recorder.calls):
+    count = len(_attending(model)) if states.layouts else config.num_hidden_layers
+    if len(recorder.calls) != count or len(layouts) != len(recorder.calls):
         raise UnsupportedError(
-            f"{name} cannot be run: its {config.num_hidden_layers} layers called attention {len(recorder.calls)} "
+            f"{name} cannot be run: its {count} layers called attention {len(recorder.calls)} "
             f"times, from {len(layouts)} places; each has to call it once"
         )
     _check_windows(model, [layout.window for layout in layouts.values()], max_model_len)
@@ -89,7 +119,15 @@ def inspect_layers(model: PreTrainedModel, max_model_len: int) -> tuple[dict[nn.
     layouts = {
         m: layout if layout.window < max_model_len else replace(layout, window=0) for m, layout in layouts.items()
     }
-    return layouts, int(logits.shape[-1])
+    if states.layouts and any(layout.window for layout in layouts.values()):
+        raise UnsupportedError(f"{name} cannot be run: sliding windows beside recurrent layers are not supported")
+    return Layers(layouts, states.layouts), int(logits.shape[-1])
+
+
+def _attending(model: PreTrainedModel) -> list[str]:
+    """Types of the layers that have attention."""
+    kinds = getattr(model.config, "layer_types", None) or ()
+    return [kind for kind in kinds if (kind.endswith("attention") and kind != "linear_attention") or "hybrid" in kind]
 
 
 def _check_windows(model: PreTrainedModel, windows: list[int], max_model_len: int) -> None:
@@ -99,17 +137,17 @@ def _check_windows(model: PreTrainedModel, windows: list[int], max_model_len: in
     if kinds is None:
         if (getattr(config, "sliding_window", None) or max_model_len) < max_model_len and not any(windows):
             raise UnsupportedError(f"{name} cannot be run: its attention is not told of sliding_window")
-    elif [kind == "sliding_attention" for kind in kinds] != [window > 0 for window in windows]:
+    elif [kind == "sliding_attention" for kind in _attending(model)] != [window > 0 for window in windows]:
         raise UnsupportedError(f"{name} cannot be run: its layers' windows are not those of layer_types")
 
 
-def verify(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], vocab_size: int) -> None:
+def verify(model: PreTrainedModel, layers: Layers, vocab_size: int) -> None:
     """Raises UnsupportedError when the model computes something else in steps than at once with its own attention."""
     name = type(model).__name__
     tokens = np.random.default_rng(0).integers(0, vocab_size, (2, _LENGTH)).astype(np.int32)
     try:
-        ours = _in_steps(model, layouts, tokens)
-        theirs = _at_once(model, tokens[0])
+        ours = _in_steps(model, layers, tokens)
+        theirs = _at_once(model, layers, tokens[0])
     except Exception as e:  # as above
         raise UnsupportedError(f"{name} cannot be run: {type(e).__name__}: {e}") from e
     finite = theirs.isfinite().all(dim=-1)
@@ -126,11 +164,11 @@ def verify(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], vocab_
         )
 
 
-def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tokens: Any) -> Tensor:
+def _in_steps(model: PreTrainedModel, layers: Layers, tokens: Any) -> Tensor:
     """Logits of the first request, in two chunks, beside a second one that is a few tokens behind."""
     blocks = -(-_LENGTH // _BLOCK_SIZE)
-    num_groups = len(groups_of(list(layouts.values())))
-    paged = PagedModel(model, TorchKVCache(layouts, 2 * num_groups * blocks, _BLOCK_SIZE, model.device))
+    num_groups = len(groups_of(layers.layouts)) + bool(layers.states)
+    paged = _paged(model, layers, 2 * num_groups * blocks)
     tables = np.arange(2 * num_groups * blocks, dtype=np.int32)[::-1].reshape(num_groups, blocks, 2).swapaxes(1, 2)
     parts = []
     for computed, scheduled in ([0, 0], [_CHUNK, 5]), ([_CHUNK, 5], [_LENGTH - _CHUNK, 1]):
@@ -139,6 +177,12 @@ def _in_steps(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], tok
         logits_at = torch.from_numpy(step.places[batch.logits_at]).to(model.device)
         parts.append(paged.compute(step, logits_at)[0])
     return torch.cat(parts)
+
+
+def _paged(model: PreTrainedModel, layers: Layers, count: int) -> PagedModel:
+    """With so many blocks, and rows of states that are as long."""
+    states = TorchStates(layers.states, count, _BLOCK_SIZE, model.device) if layers.states else None
+    return PagedModel(model, TorchKVCache(layers.attention, count, _BLOCK_SIZE, model.device), states)
 
 
 def _batch(tokens: Int32s, tables: Int32s, computed: list[int], scheduled: list[int], logits_at: Ints) -> StepBatch:
@@ -158,9 +202,10 @@ def _batch(tokens: Int32s, tables: Int32s, computed: list[int], scheduled: list[
     )
 
 
-def _at_once(model: PreTrainedModel, tokens: Any) -> Tensor:
+def _at_once(model: PreTrainedModel, layers: Layers, tokens: Any) -> Tensor:
     """Logits [T, vocab] by the model's plain attention, with masks and positions of its own."""
     model.set_attn_implementation("eager")
+    set_handler(list(layers.states), None)
     try:
         with torch.inference_mode():
             ids = torch.from_numpy(tokens.astype(np.int64)).to(model.device)
@@ -170,14 +215,14 @@ def _at_once(model: PreTrainedModel, tokens: Any) -> Tensor:
     return logits
 
 
-def step_memory(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], num_tokens: int) -> int:
+def step_memory(model: PreTrainedModel, layers: Layers, num_tokens: int) -> int:
     """Bytes that a step with a prompt of so many tokens takes on a CUDA device, beside weights and cache; 0 on the CPU,
     where a share of the memory is left free instead."""
     if model.device.type != "cuda":
         return 0
     blocks = -(-num_tokens // _BLOCK_SIZE)
-    num_groups = len(groups_of(list(layouts.values())))
-    paged = PagedModel(model, TorchKVCache(layouts, num_groups * blocks, _BLOCK_SIZE, model.device))
+    num_groups = len(groups_of(layers.layouts)) + bool(layers.states)
+    paged = _paged(model, layers, num_groups * blocks)
     tables = np.arange(num_groups * blocks, dtype=np.int32).reshape(num_groups, 1, blocks)
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
@@ -190,7 +235,11 @@ def step_memory(model: PreTrainedModel, layouts: dict[nn.Module, LayerLayout], n
 
 def count_work(model: PreTrainedModel, layouts: Sequence[LayerLayout], threads: int) -> ModelWork | None:
     """None for a model with experts: which of its weights a step reads depends on the tokens."""
-    if any(parameter.ndim > 2 or ".experts." in name for name, parameter in model.named_parameters()):
+    kernels = {id(module.weight) for module in model.modules() if isinstance(module, nn.Conv1d)}
+    if any(
+        (parameter.ndim > 2 and id(parameter) not in kernels) or ".experts." in name
+        for name, parameter in model.named_parameters()
+    ):
         return None
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     precision = NAMES[model.dtype]

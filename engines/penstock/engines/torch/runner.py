@@ -10,7 +10,7 @@ from penstock.engines.contract.loading import Loading, Report, silent
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.formats.model_files import eos_token_ids
 from penstock.engines.kit.adapter_slots import WithAdapters, load_configured
-from penstock.engines.kit.cache_size import check_model_sizes, max_model_len, num_blocks
+from penstock.engines.kit.cache_size import StateSpace, check_model_sizes, max_model_len, num_blocks, state_interval
 from penstock.engines.kit.step_runner import StepRunner
 from penstock.engines.torch.attention import TorchKVCache, bytes_of_block, groups_of
 from penstock.engines.torch.config import NAMES, TorchConfig, choose_device, choose_dtype, default_threads, free_memory
@@ -25,6 +25,7 @@ from penstock.engines.torch.loading import (
 from penstock.engines.torch.lora import TorchAdapters, watch
 from penstock.engines.torch.model import PagedModel, ThreadedModel
 from penstock.engines.torch.probe import count_work, inspect_layers, step_memory, verify
+from penstock.engines.torch.recurrent import TorchStates, bytes_of_row
 from penstock.kvcache import KVGroup
 
 _BLOCK_SIZES = {"cpu": 32, "cuda": 16}
@@ -48,39 +49,47 @@ class TorchRunner(StepRunner, WithAdapters[TorchAdapters]):
         dtype = choose_dtype(config, model_config.dtype, device)
         with weights_reported(report):
             model = load_model(config.model_dir, model_config, dtype, device)
-        layouts, vocab_size = inspect_layers(model, model_len)
+        layers, vocab_size = inspect_layers(model, model_len)
         report(Loading("checks"))
         with watch(model) as watched:
-            verify(model, layouts, vocab_size)
+            verify(model, layers, vocab_size)
         self._adapters = TorchAdapters(watched.targets(), config.max_loras, config.max_lora_rank, device)
         block_size = config.block_size or _BLOCK_SIZES[device.type]
-        groups = tuple(KVGroup(block_size, group.window) for group in groups_of(list(layouts.values())))
-        beside = step_memory(model, layouts, min(model_len, config.max_num_batched_tokens))
+        groups = tuple(KVGroup(block_size, group.window) for group in groups_of(layers.layouts))
+        beside = step_memory(model, layers, min(model_len, config.max_num_batched_tokens))
+        block_bytes, row_bytes = bytes_of_block(layers.layouts, block_size), bytes_of_row(layers.states)
+        interval = state_interval(config.state_interval, row_bytes, block_bytes, block_size) if row_bytes else 0
+        free = free_memory(device) - beside - self._adapters.reserved_bytes
+        space = StateSpace.of(config, interval, row_bytes, free)
         count = num_blocks(
             config,
             groups,
             model_len,
-            bytes_of_block(list(layouts.values()), block_size),
-            free=free_memory(device) - beside - self._adapters.reserved_bytes,
+            block_bytes + space.bytes_beside(block_size),
+            free=free,
+            beside=space.working_bytes,
             share=_SHARE_OF_FREE_MEMORY[device.type],
         )
+        states = space.group(count * block_size)
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
-        cache = TorchKVCache(layouts, count, block_size, device)
-        self._threaded = ThreadedModel(PagedModel(model, cache), self._adapters)
+        cache = TorchKVCache(layers.attention, count, block_size, device)
+        tables = TorchStates(layers.states, states.num_rows, interval, device) if states else None
+        self._threaded = ThreadedModel(PagedModel(model, cache, tables), self._adapters)
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         info = ModelInfo(
             vocab_size=vocab_size,
             max_model_len=model_len,
             kv_groups=groups,
+            states=states,
             num_blocks=count,
             eos_token_ids=eos_token_ids(config.model_dir, vocab_size),
             runner=f"torch {NAMES[dtype]}, {device}, {where}",
             numerics=f"{NAMES[dtype]} on {device.type}",
             supports_pooling=model.base_model is not model,
-            supports_drafts=True,
+            supports_drafts=states is None,
             supports_grammars=True,
             supports_processors=True,
-            work=count_work(model, list(layouts.values()), threads),
+            work=count_work(model, layers.layouts, threads),
         )
         super().__init__(self._threaded, info, config.max_num_seqs, config.model_dir)
 

@@ -31,7 +31,16 @@ class Settings:
     ],
 )
 def test_groups_are_about_equally_large(windows: list[int], expected: list[tuple[int, tuple[int, ...]]]) -> None:
-    assert group_layers(windows) == expected
+    assert [group[:2] for group in group_layers(windows)] == expected
+
+
+def test_layers_with_smaller_keys_share_a_slot() -> None:
+    groups = group_layers([8, 8, 8, 0] * 2, [16, 16, 16, 32] * 2)
+    assert groups == [(8, (0, 2, 5), 2), (8, (1, 4, 6), 2), (0, (3, 7), 1)]
+    assert [groups[0].in_slot(slot) for slot in range(2)] == [(0, 2), (5,)]
+    assert [groups[0].place(layer) for layer in (0, 2, 5)] == [0, 1, 0]
+    assert [group.num_slots for group in groups] == [2, 2, 2]
+    assert [group.per_slot for group in group_layers([8, 0], [24, 16])] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -80,3 +89,15 @@ def test_seats_without_memory_for_states_wait_for_rows(free: int, rows: int) -> 
     space = StateSpace.of(Settings(), 16, 10, free=free)
     assert space.working_rows == rows
     assert StateGroup(16, rows).largest_chunk(32, 2) == 32
+
+
+def test_states_are_part_of_the_memory_of_the_cache() -> None:
+    """Of the memory that is asked for, or of the share of what is free."""
+    settings = Settings(kv_cache_memory=2000)
+    space = StateSpace.of(settings, 16, 10, free=10**9)
+    assert space == StateSpace.of(Settings(), 16, 10, free=2000)
+    count = num_blocks(settings, [KVGroup(16)], 100, 100, free=10**9, share=0.5, beside=space.working_bytes)
+    assert count == (2000 - space.working_bytes) // 100
+    assert num_blocks(Settings(), [KVGroup(16)], 10**6, 100, free=4000, share=0.5, beside=1000) == 15
+    with pytest.raises(UnsupportedError, match="one block of 100 bytes and 1950 bytes of recurrent states"):
+        num_blocks(settings, [KVGroup(16)], 100, 100, free=0, share=0.5, beside=1950)

@@ -167,7 +167,7 @@ def test_a_model_whose_layers_all_have_the_same_window(tmp_path: Path, make_runn
     ],
 )
 def test_layers_are_dealt_out(windows: list[int], groups: list[tuple[int, tuple[int, ...]]]) -> None:
-    assert group_layers(windows) == groups
+    assert [group[:2] for group in group_layers(windows)] == groups
 
 
 @pytest.mark.parametrize(

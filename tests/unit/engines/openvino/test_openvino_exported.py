@@ -42,6 +42,35 @@ def test_tokens_are_those_of_the_graph_itself(weights: str, words: str, tmp_path
     assert Driver(runner).generate(PROMPTS, COUNT) == wanted
 
 
+@pytest.mark.parametrize("shape", [{"positions": "in threes"}, {"recurrent": True}])
+def test_graphs_of_hybrids(shape: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
+    """One that counts positions gets them from the step, in whose batches they differ; states of recurrent layers are
+    in rows."""
+    folder = write_exported(tmp_path, **shape)
+    expected = [exported_tokens(folder, tokens, COUNT) for tokens in PROMPTS]
+    runner = make_runner(folder)
+    assert (runner.info.states is not None) == bool(shape.get("recurrent"))
+    driver = Driver(runner)
+    assert driver.generate(PROMPTS, COUNT) == expected
+    request = driver.add(7, PROMPTS[1])
+    for count in (33, 1, 36):
+        driver.step({7: count})
+    for _ in range(COUNT - 1):
+        driver.step()
+    assert request.output == expected[1]
+
+
+def test_positions_that_the_graph_counts_are_refused(tmp_path: Path, make_runner: Any) -> None:
+    folder = write_exported(tmp_path, positions="counted")
+    with pytest.raises(UnsupportedError, match=r"counts positions from the length of its state, not from its input"):
+        make_runner(folder)
+
+
+def test_states_of_a_hybrid_have_one_type(tmp_path: Path, make_runner: Any) -> None:
+    with pytest.raises(UnsupportedError, match="activations=mixed"):
+        make_runner(write_exported(tmp_path, recurrent=True), activations="mixed")
+
+
 @needs_int8
 def test_activations_are_rounded_beside_integers(tmp_path: Path, make_runner: Any) -> None:
     runner = make_runner(write_exported(tmp_path, weights="int8"))

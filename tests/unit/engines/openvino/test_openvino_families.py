@@ -43,6 +43,7 @@ LONG: dict[str, Any] = {
     "original_max_position_embeddings": 128,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 5e5}
+IN_GROUPS = {"topk_method": "group_limited_greedy", "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
 DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
 GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 1.0}
 
@@ -62,6 +63,21 @@ GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_bet
         ("gemma2", {}),
         ("gemma2", {"num_key_value_heads": 1, "final_logit_softcapping": None, "sliding_window": 32}),
         ("gemma2", {"attn_logit_softcapping": None, "tie_word_embeddings": True}),
+        ("gemma4", {"final_logit_softcapping": 5.0}),
+        (
+            "gemma4",
+            {
+                "num_kv_shared_layers": 0,
+                "hidden_size_per_layer_input": 0,
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "enable_moe_block": True,
+                "num_experts": 4,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 32,
+                "use_bidirectional_attention": "vision",
+            },
+        ),
         ("exaone4", {}),
         ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
         ("phi3", {}),
@@ -127,9 +143,12 @@ GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_bet
         ),
         ("hunyuan-moe", {}),
         ("deepseek-v2", {}),
-        ("deepseek-v2", {"q_lora_rank": None, "attention_bias": True, "routed_scaling_factor": 2.0}),
+        ("deepseek-v2", {"q_lora_rank": None, "attention_bias": True, "routed_scaling_factor": 2.0} | IN_GROUPS),
         ("deepseek-v3", {}),
-        ("deepseek-v3", {"rope_interleave": False, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}}),
+        (
+            "deepseek-v3",
+            {"rope_interleave": False, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}} | IN_GROUPS,
+        ),
         ("glm4-moe-lite", {"v_head_dim": 24, "rms_norm_eps": 0.1}),
         ("minicpm3", {}),
         ("minicpm3", {"v_head_dim": None, "scale_depth": None, "dim_model_base": None, "mlp_bias": True}),
@@ -201,14 +220,21 @@ def test_no_list_and_an_empty_one_of_layers_without_rope_mean_the_same() -> None
         ("llama4", {"floor_scale": 0}, "floor_scale"),
         ("ministral3", {"rope_parameters": GROWING | {"original_max_position_embeddings": None}}, "original_max"),
         ("ministral3", {"rope_parameters": GROWING | {"llama_4_scaling_beta": "x"}}, "llama_4_scaling_beta=x"),
+        ("gemma4", {"num_kv_shared_layers": 5}, "num_kv_shared_layers=5 leaves no layer with keys for layer 1"),
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4", {"per_layer_config": {"1": {"num_attention_heads": 2}}}, "per_layer_config has more"),
+        ("gemma4", {"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "4 heads of size 16 on 3"),
+        ("gemma4", {"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input=5"),
         ("hunyuan", {"use_cla": True}, "use_cla"),
         ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
         ("cohere", {"logit_scale": 0}, "logit_scale"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
         ("olmo", {"clip_qkv": -1.0}, "clip_qkv"),
-        ("deepseek-v3", {"n_group": 2}, "n_group"),
+        ("deepseek-v3", {"n_group": 4}, "n_group=4"),
+        ("deepseek-v3", {"n_group": 6, "topk_group": 3}, "n_group=6"),
+        ("deepseek-v3", {"n_group": 3, "num_experts_per_tok": 3}, "topk_group=1, and chooses 3 of 6 experts"),
         ("deepseek-v3", {"v_head_dim": 25}, "v_head_dim=25, which is more than a head of 24"),
-        ("deepseek-v2", {"topk_method": "group_limited_greedy"}, "topk_method=group_limited_greedy"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method=noaux_tc"),
         ("deepseek-v2", {"kv_lora_rank": "x"}, "kv_lora_rank=x, which is not a size"),
         ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}, "1 divisors for 4"),
@@ -223,6 +249,17 @@ def test_a_setting_that_would_change_the_model_is_refused_by_name(
     edit_config(tmp_path, **changes)
     with pytest.raises(UnsupportedError, match=named):
         make_runner(tmp_path)
+
+
+def test_published_settings_of_gemma4(tmp_path: Path, make_runner: Any) -> None:
+    """Sizes of heads by the kind of layer, and keys and values of layers that read those of others."""
+    make_model(tmp_path, "gemma4")
+    wanted = reference_tokens(load_reference(tmp_path), prompt(45, 2), COUNT)
+    edit_config(tmp_path, per_layer_config=None, global_head_dim=32, num_global_key_value_heads=None)
+    tensors = load_file(tmp_path / FILE)
+    spare = {name.replace("3", "5", 1): tensors[name].clone() for name in tensors if "layers.3.self_attn.k" in name}
+    save_file({**tensors, **spare}, tmp_path / FILE, {"format": "pt"})
+    assert Driver(make_runner(tmp_path)).generate([prompt(45, 2)], COUNT) == [wanted]
 
 
 def test_capped_scores_need_floats_of_32_bits(tmp_path: Path, make_runner: Any) -> None:

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
+from penstock.engines.kit.cache_size import state_interval
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.delta_prompts import prompt_inputs, requests_in_runs
 from penstock.engines.openvino.families import parse_config
-from penstock.engines.openvino.recurrent import delta_inputs, state_inputs, state_interval
+from penstock.engines.openvino.recurrent import delta_inputs, state_inputs
 from penstock.engines.openvino.runner import check_hybrid
 from penstock.engines.scheduler.config import SchedulerConfig
 from support.engine import Driver as EngineDriver
@@ -111,6 +114,12 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("qwen3.5", {}),
         ("qwen3.5", {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 2, "tie_word_embeddings": True}),
         ("qwen3.5", {"layer_types": ["full_attention", *["linear_attention"] * 3], "attention_bias": True}),
+        ("qwen3.5-moe", {}),
+        ("qwen3-next", {}),
+        ("qwen3-next", {"norm_topk_prob": False, "mlp_only_layers": [2], "linear_num_key_heads": 1}),
+        ("olmo-hybrid", {}),
+        ("olmo-hybrid", {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "num_key_value_heads": 4}),
+        ("olmo-hybrid", {"linear_allow_neg_eigval": False, "layer_types": None, "linear_key_head_dim": None}),
         ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
     ],
 )
@@ -120,6 +129,23 @@ def test_variants(family: str, overrides: dict[str, Any], tmp_path: Path, make_r
     prompts = [prompt(5, 2), prompt(70, 1), prompt(1, 3)]
     answers = Driver(make_runner(tmp_path, state_interval=64)).generate(prompts, 8)
     assert answers == [reference_tokens(reference, tokens, 8) for tokens in prompts]
+
+
+def test_experts_that_are_stored_in_pairs(tmp_path: Path, make_runner: Any) -> None:
+    """As the mixtures of Qwen3.5 are published: one tensor has the first two matrices of all experts of a layer."""
+    make_model(tmp_path, "qwen3.5-moe")
+    expected = reference_tokens(load_reference(tmp_path), prompt(45, 1), 8)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for n in range(3):
+        experts = f"model.layers.{n}.mlp.experts"
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{experts}.{number}.{name}_proj.weight") for number in range(6)])
+            for name in ("gate", "up", "down")
+        )
+        tensors |= {f"{experts}.gate_up_proj": torch.cat([gate, up], 1), f"{experts}.down_proj": down}
+    save_file(tensors, path)
+    assert Driver(make_runner(tmp_path)).generate([prompt(45, 1)], 8) == [expected]
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])

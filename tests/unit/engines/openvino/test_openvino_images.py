@@ -39,9 +39,9 @@ def counted(runner: OpenVINORunner) -> list[bytes]:
     """The pixels of all images that it encodes from now on."""
     encoded, encode = [], runner.encode_image
 
-    def encode_image(pixels: bytes) -> Any:
-        encoded.append(pixels)
-        return encode(pixels)
+    def encode_image(image: ImageInput) -> Any:
+        encoded.append(image.pixels)
+        return encode(image)
 
     runner.encode_image = encode_image  # type: ignore[method-assign]
     return encoded
@@ -176,7 +176,7 @@ def test_what_is_kept_is_bounded(seeing: Any, make_runner: Any) -> None:
 )
 def test_images_that_do_not_fit_their_words(spans: Any, size: int, message: str, seeing: Any, make_runner: Any) -> None:
     driver = Driver(make_runner(seeing[0]), max_num_seqs=1)
-    [request] = driver.add([IMAGE_TOKEN] * 9, COUNT, images=[ImageInput(b"k", bytes(size), spans)])
+    [request] = driver.add([IMAGE_TOKEN] * 9, COUNT, images=[ImageInput(b"k", bytes(size), spans, ((SIDE, SIDE),))])
     driver.run()
     error = driver.ends[request].error
     assert error is not None
@@ -189,9 +189,9 @@ def test_an_encoding_that_takes_too_long_is_given_up(seeing: Any, make_runner: A
     runner = make_runner(folder)
     encode, may_go_on = runner.encode_image, threading.Event()
 
-    def encode_late(pixels: bytes) -> Any:
+    def encode_late(image: ImageInput) -> Any:
         assert may_go_on.wait(60)
-        return encode(pixels)
+        return encode(image)
 
     runner.encode_image = encode_late
     driver = Driver(runner, max_num_seqs=1)

@@ -78,6 +78,9 @@ def test_the_matrices_that_stay_in_8_bits() -> None:
     ]
     assert kept == [0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23]
     assert not keeps_8_bits("model.layers.0.mlp.up_proj.weight", 24)
+    gates = ("in_proj_a", "in_proj_b", "in_proj_ba", "a_proj", "b_proj")
+    assert all(keeps_8_bits(f"model.layers.5.linear_attn.{name}.weight", 24) for name in gates)
+    assert not keeps_8_bits("model.layers.0.linear_attn.in_proj_qkv.weight", 24)
 
 
 def logprobs(runner: Any, tokens: list[int]) -> npt.NDArray[np.float64]:
@@ -86,7 +89,7 @@ def logprobs(runner: Any, tokens: list[int]) -> npt.NDArray[np.float64]:
     return np.array([entry.logprob for entry in driver.step().prompt_logprobs[1]])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "qwen2-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "qwen2-moe", "lfm2", "qwen3.5"])
 def test_the_graph_computes_with_the_rounded_weights(family: str, tmp_path: Path, make_runner: Any) -> None:
     """With exact activations, against transformers with the same rounded weights."""
     model = make_model(tmp_path / "model", family, **WIDE, **WIDE_EXPERTS.get(family, {}))
@@ -100,7 +103,8 @@ def test_the_graph_computes_with_the_rounded_weights(family: str, tmp_path: Path
     for name, values in weights.items():
         if name.endswith("gate.weight"):
             continue  # what chooses experts stays as it is
-        if values.ndim == 2 and ("_proj" not in name or keeps_8_bits(name, 4) or values.shape[1] % GROUP):
+        is_table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        if values.ndim == 2 and (is_table or keeps_8_bits(name, 4) or values.shape[1] % GROUP):
             integers, scales = quantize_rows(Checkpoint(model)[name])
             weights[name] = torch.from_numpy(integers * scales)
         elif values.ndim == 2:

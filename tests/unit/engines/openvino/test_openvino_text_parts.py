@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Llama4Config,
     Llama4ForConditionalGeneration,
     Mistral3Config,
@@ -21,12 +23,15 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
 )
 
 from penstock.engines.errors import UnsupportedError
 from support.engine import Driver as EngineDriver
 from support.models import (
     FAMILIES,
+    OTHER_FAMILIES,
     SHAPE,
     edit_config,
     make_adapter,
@@ -54,6 +59,12 @@ GROWING = {
 }
 MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, {"head_dim": 16, "sliding_window": 24}, VISION),
+    "gemma4": (
+        Gemma4ForConditionalGeneration,
+        Gemma4Config,
+        OTHER_FAMILIES["gemma4"][2],
+        VISION | {"head_dim": 8, "position_embedding_size": 16},
+    ),
     "llama4": (
         Llama4ForConditionalGeneration,
         Llama4Config,
@@ -82,6 +93,12 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         Qwen3_5ForConditionalGeneration,
         Qwen3_5Config,
         FAMILIES["qwen3.5"][2],
+        {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
+    ),
+    "qwen3.5-moe": (
+        Qwen3_5MoeForConditionalGeneration,
+        Qwen3_5MoeConfig,
+        OTHER_FAMILIES["qwen3.5-moe"][2],
         {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
     ),
 }

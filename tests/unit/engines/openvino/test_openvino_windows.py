@@ -84,6 +84,25 @@ def test_prefix_hits_beyond_a_window(family: str, shared: int, tmp_path: Path, m
     assert driver.stats.prefix_hits == shared // 32 * 32
 
 
+def test_layers_with_heads_of_two_sizes(tmp_path: Path, make_runner: Any) -> None:
+    """Two layers with windows take the room of one without, in the same memory; in 8 bits values do not fill it to the
+    byte, and have memory of their own. Blocks are copied, given back, and go to layers of the other size."""
+    make_model(tmp_path, "gemma4", num_hidden_layers=8, layer_types=ALTERNATING + ALTERNATING[:2], eos_token_id=None)
+    for kv, pieces in ("u8", 6), ("f32", 4):  # keys and values of two slots
+        runner = make_runner(tmp_path, num_blocks=40, kv_cache_dtype=kv)
+        assert [group.window for group in runner.info.kv_groups] == [24, 0, 0]
+        cache = runner._model.cache
+        assert len(cache._raw) == pieces
+        assert sum(raw.nbytes for raw in cache._raw) == runner._decoders[0].block_bytes * 40
+    driver = support.engine.Driver(runner, max_num_seqs=3, max_num_batched_tokens=40)
+    prompts = [prompt(length, length) for length in (100, 100, 45, 70)]
+    ids = [driver.add(tokens, COUNT)[0] for tokens in prompts]
+    driver.run()
+    assert driver.stats.prefix_hits
+    found = [driver.tokens[i] for i in ids]
+    assert found == reference_answers(load_reference(tmp_path), prompts, COUNT, found)
+
+
 def test_samples_of_one_prompt_part_behind_a_window(tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, "gemma3")
     driver = support.engine.Driver(make_runner(tmp_path, num_blocks=256), max_num_seqs=4)

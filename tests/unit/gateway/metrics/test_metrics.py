@@ -19,6 +19,8 @@ from penstock.gateway.models.language.model_metrics import ModelMetrics
         ("num_blocks", "penstock_kv_cache_blocks"),
         ("num_free_blocks", "penstock_kv_cache_free_blocks"),
         ("num_cached_blocks", "penstock_kv_cache_cached_blocks"),
+        ("num_state_rows", "penstock_recurrent_state_rows"),
+        ("num_free_state_rows", "penstock_recurrent_state_free_rows"),
         ("admitted", "penstock_engine_admitted_total"),
         ("prompt_tokens", "penstock_prompt_tokens_total"),
         ("generation_tokens", "penstock_generation_tokens_total"),

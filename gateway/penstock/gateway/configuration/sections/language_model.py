@@ -282,7 +282,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_kv_blocks: Annotated[Positive | None, Meta(description="the size as a number of blocks")] = None
     state_interval: Annotated[
         Positive | None,
-        Meta(description="openvino: tokens between checkpoints of recurrent layers' states; default: by their size"),
+        Meta(description="openvino, torch: tokens between checkpoints of recurrent states; default: by their size"),
     ] = None
     prefix_caching: Annotated[bool, Meta(description="reuse the keys and values of prompts with equal beginnings")] = (
         True

@@ -115,7 +115,10 @@ def _torch_options(
 ) -> dict[str, Any]:
     if settings.model.weights != "auto":
         raise ConfigError("weights: the torch engine keeps weights in the precision of the computation (dtype)")
-    return _common_options(settings, source, scheduler) | {"device": settings.model.device}
+    return _common_options(settings, source, scheduler) | {
+        "device": settings.model.device,
+        "state_interval": settings.cache.state_interval,
+    }
 
 
 def _large_options(
@@ -361,8 +364,8 @@ def _check_engine_settings(settings: ModelSettings, runner: str) -> None:
         for name in ("activations", "weights_cache"):
             if getattr(settings.model, name) != getattr(LanguageModelConfig(), name):
                 raise ConfigError(f"{name.replace('_', '-')}: the {runner} engine does not have this setting")
-        if settings.cache.state_interval is not None:
-            raise ConfigError(f"state-interval: the {runner} engine does not have this setting")
+    if runner not in ("openvino", "torch") and settings.cache.state_interval is not None:
+        raise ConfigError(f"state-interval: the {runner} engine does not have this setting")
     if runner in _LARGE_ENGINES:
         return
     for name in EngineConfig.__struct_fields__:

@@ -31,6 +31,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
         "Share of blocks that requests hold, 0 to 1.",
         lambda s: 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0,
     ),
+    ("recurrent_state_rows", "Rows of the states of recurrent layers; 0: it has none.", lambda s: s.num_state_rows),
+    ("recurrent_state_free_rows", "Rows that no request holds.", lambda s: s.num_free_state_rows),
     ("kv_offload_blocks", "Evicted blocks that are kept in files.", lambda s: s.offload.blocks),
     ("kv_offload_bytes", "Bytes of these files in use.", lambda s: s.offload.bytes),
 )

@@ -264,7 +264,7 @@ class LoadedModel:
     def image_reader(self) -> ImageReader | None:
         """None: the model, as this engine runs it, reads text only."""
         reader = self.images
-        return reader if reader is not None and reader.tile == self.engine.info.image_tile else None
+        return reader if reader is not None and reader.grid == self.engine.info.image_grid else None
 
     async def start(self) -> None:
         """As `Engine.start`."""

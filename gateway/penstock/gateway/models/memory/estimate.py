@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import TensorHeader, read_header
 from penstock.engines.host.gpus import visible_gpus
 from penstock.engines.host.memory import parse_memory
+from penstock.engines.kit.cache_size import StateSpace, state_interval
 from penstock.engines.offload import READING_BYTES, WRITING_BYTES
 from penstock.engines.openvino.numerics import (
     QUANTIZED_KV,
@@ -34,6 +35,7 @@ from penstock.engines.openvino.trials import predict
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
+from penstock.gateway.models.memory.state_shape import StateShape, read_states
 
 # The size of a model by config.json and the headers of its weights. Both may be of models that only some engine knows.
 # What is not understood is left open (None, or no tensors): the engine, which has to read all of it, is the one to
@@ -42,15 +44,15 @@ from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 _PACKED_WORDS = (".qweight", ".weight_packed")
 """Ends of the names of matrices whose weights are packed into words."""
-_OTHER_CACHES = (
-    *("kv_lora_rank", "layer_block_type", "hybrid_override_pattern", "attn_layer_indices", "ssm_cfg", "conv_L_cache"),
-)
-"""Keys of models that keep something else than keys and values of each head in each layer."""
+_OTHER_CACHES = ("kv_lora_rank", "layer_block_type", "ssm_cfg")
+_HYBRIDS = ("hybrid_override_pattern", "attn_layer_indices", "conv_L_cache", "linear_num_value_heads", "mamba_n_heads")
+"""Keys of models that keep something else than keys and values of each head in each layer; those of the second kind
+keep states (`read_states`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Of a decoder whose layers all keep keys and values."""
+    """Of a decoder whose layers keep keys and values, or states."""
 
     layers: int
     hidden_size: int
@@ -63,11 +65,14 @@ class ModelShape:
     """It is a draft head: of each token it is given one more vector of its hidden size, which is kept."""
     is_capped: bool = False
     """Its attention caps scores."""
+    states: StateShape | None = None
+    """Of recurrent layers; None: all layers keep keys and values."""
 
     @property
     def token_values(self) -> int:
         """Numbers that the KV cache keeps of a token."""
-        return self.layers * 2 * self.kv_heads * self.head_dim
+        layers = self.layers if self.states is None else self.states.attending
+        return layers * 2 * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,9 @@ def read_shape(folder: Path) -> ModelShape | None:
     try:
         settings: Any = text_settings(read_json(folder / "config.json"))
         config = settings.get("text_config") or settings
-        if any(config.get(key) for key in _OTHER_CACHES) or "linear_attention" in (config.get("layer_types") or ()):
+        states = read_states(config)
+        is_hybrid = any(config.get(key) for key in _HYBRIDS) or "linear_attention" in (config.get("layer_types") or ())
+        if any(config.get(key) for key in _OTHER_CACHES) or (is_hybrid and states is None):
             return None
         heads = config["num_attention_heads"]
         shape = ModelShape(
@@ -100,10 +107,12 @@ def read_shape(folder: Path) -> ModelShape | None:
             max_len=context_length(config) or config["max_position_embeddings"],
             is_head=is_eagle3(config),
             is_capped=bool(config.get("attn_logit_softcapping")),
+            states=states,
         )
     except (PenstockError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
-    sizes = (getattr(shape, name) for name in shape.__slots__ if not name.startswith("is_"))
+    sizes = [getattr(shape, name) for name in shape.__slots__ if not name.startswith("is_") and name != "states"]
+    sizes += [] if states is None else [states.attending, states.convolved, states.summed + 1]
     return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None
 
 
@@ -244,7 +253,11 @@ def context_bytes(spec: EngineSpec) -> float | None:
     """What the KV cache keeps of one token, in bytes. None: the model's files are not understood. Reads them."""
     folder = Path(spec.options["model_dir"])
     shape = read_shape(folder)
-    return None if shape is None else _token_bytes(spec, shape, stored_sizes(folder))
+    if shape is None:
+        return None
+    sizes = stored_sizes(folder)
+    token, block = _token_bytes(spec, shape, sizes), _block_size(spec, on_gpu=False)
+    return token + _states(spec, shape, sizes, token, block).bytes_beside(block) / block
 
 
 def decode_bytes(spec: EngineSpec) -> int | None:
@@ -431,8 +444,14 @@ def _cache(
 ) -> CacheWish:
     """On each GPU, or in the host's memory for all workers together."""
     options, times = spec.options, 1 if on_gpu else workers
-    block = 16 if on_gpu and spec.runner != "tensorrt_llm" else 32
+    block = _block_size(spec, on_gpu=on_gpu)
     token = 0 if shape is None else _token_bytes(spec, shape, sizes) / workers
+    states, least_states = StateSpace(0, 0, 0), StateSpace(0, 0, 0)
+    if shape is not None and shape.states is not None and spec.runner not in _WITH_OUR_STATES:
+        token = 0  # these have pages for states in the same pool
+    elif shape is not None:
+        states, least_states = (_states(spec, shape, sizes, token, block, free) for free in (2**63, 0))
+        token += states.bytes_beside(block) / block
     if options.get("draft_model_dir"):
         draft = Path(options["draft_model_dir"])
         draft_shape = read_shape(draft)
@@ -443,7 +462,7 @@ def _cache(
         features = shape.hidden_size * _item(spec.runner, sizes, options, shape)
         token += _token_bytes(spec, shape, sizes) / shape.layers + features
     if options["num_blocks"] is not None:
-        return CacheWish(fixed=int(options["num_blocks"] * block * token) * times)
+        return CacheWish(fixed=int(options["num_blocks"] * block * token + states.working_bytes) * times)
     wished = options["kv_cache_memory"]
     if wished is not None and not str(wished).strip().endswith("%"):
         return CacheWish(fixed=parse_memory(wished) * times)
@@ -451,12 +470,45 @@ def _cache(
         return CacheWish(share=parse_memory(wished, free=10_000) / 10_000)
     context = options["max_model_len"] or (shape.max_len if shape is not None else _USEFUL_TOKENS)
     useful = context if spec.runner == "vllm" else min(context, _USEFUL_TOKENS)
-    most = int(options["max_num_seqs"] * -(-context // block) * block * token) * times if token else None
+    most = None
+    if token:
+        most = int(options["max_num_seqs"] * -(-context // block) * block * token + states.working_bytes) * times
     if spec.runner == "vllm":
         most = min(_VLLM_CPU_CACHE, most or _VLLM_CPU_CACHE) if not on_gpu else None
-    least = int(-(-useful // block) * block * token) * times
+    least = int(-(-useful // block) * block * token + least_states.working_bytes) * times
     share = {True: 0.9, False: 0.5}[on_gpu] if spec.runner != "tensorrt_llm" else 1.0
     return CacheWish(share=share, least=least, most=most)
+
+
+def _block_size(spec: EngineSpec, *, on_gpu: bool) -> int:
+    return 16 if on_gpu and spec.runner != "tensorrt_llm" else 32
+
+
+_WITH_OUR_STATES = ("openvino", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheOptions:
+    """`CacheSettings` of an engine that is not there yet."""
+
+    num_blocks: int | None
+    kv_cache_memory: int | str | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def _states(
+    spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize], token: float, block: int, free: int = 2**63
+) -> StateSpace:
+    """As the engine will have it, with so many bytes `free`; `token`: bytes of keys and values."""
+    if shape.states is None:
+        return StateSpace(0, 0, 0)
+    options, item = spec.options, _item(spec.runner, sizes, spec.options, shape)
+    summed = item if spec.runner == "openvino" else _BYTES["f32"]
+    row = int(shape.states.convolved * item + shape.states.summed * summed)
+    interval = options.get("state_interval") or state_interval(None, row, int(token * block), block)
+    names = (field.name for field in fields(_CacheOptions))
+    return StateSpace.of(_CacheOptions(**{name: options[name] for name in names}), interval, row, free)
 
 
 def _token_bytes(spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize]) -> float:

@@ -15,11 +15,12 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from penstock.engines.errors import InvalidRequestError
-from penstock.gateway.models.language.images.decoder import Preparation, prepared
+from penstock.gateway.models.language.images.decoder import prepared
+from penstock.gateway.models.language.images.family import PreparedImage
+from penstock.gateway.models.language.images.idefics3 import Idefics3Images
 from penstock.gateway.models.language.images.processes import ImageProcesses
-from penstock.gateway.models.language.images.reader import image_text
 
-ONE_TILE = Preparation(longest=16, side=16, resample=0, splits=False)
+ONE_TILE = Idefics3Images(cell=16, side=16, longest=16, resample=0, splits=False)
 RED, GREEN, WHITE = [255, 0, 0], [0, 255, 0], [255, 255, 255]
 
 
@@ -36,7 +37,7 @@ def file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 def tile(content: bytes) -> np.ndarray[Any, Any]:
     """[16, 16, 3]"""
-    return np.frombuffer(prepared(content, ONE_TILE)[2], np.uint8).reshape(16, 16, 3)
+    return np.frombuffer(prepared(content, ONE_TILE).pixels, np.uint8).reshape(16, 16, 3)
 
 
 @pytest.mark.parametrize("processor", [SmolVLMImageProcessorPil, Idefics3ImageProcessorPil])
@@ -46,7 +47,7 @@ def test_pixels_are_those_of_transformers(processor: Any, splits: bool) -> None:
     for width, height in ((100, 60), (60, 100), (33, 33), (1, 40), (500, 3), (128, 128), (32, 32), (31, 97)):
         image = noise(width, height)
         wanted = theirs(image, return_tensors="np", return_row_col_info=True)
-        rows, columns, pixels = prepared(file(image), Preparation(128, 32, Image.Resampling.LANCZOS, splits))
+        pixels, _, rows, columns = prepared(file(image), Idefics3Images(16, 32, 128, Image.Resampling.LANCZOS, splits))
         assert (rows, columns) == (wanted["rows"][0][0], wanted["cols"][0][0])
         values = np.frombuffer(pixels, np.uint8).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2) / 255 * 2 - 1
         np.testing.assert_allclose(values, wanted["pixel_values"][0], atol=1e-5)
@@ -55,7 +56,8 @@ def test_pixels_are_those_of_transformers(processor: Any, splits: bool) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(0, 0), (1, 2), (3, 4)])
 def test_the_text_in_their_place_is_that_of_transformers(rows: int, columns: int) -> None:
     wanted = get_image_prompt_string(rows, columns, 5, "<fake_token_around_image>", "<image>", "<global-img>")
-    assert image_text(rows, columns, 5) == wanted
+    image = PreparedImage(b"", ((16, 80),) * (rows * columns + 1), rows, columns)
+    assert ONE_TILE.text(image) == wanted
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])

@@ -18,6 +18,7 @@ from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.memory import estimate as memory_estimate
 from penstock.gateway.models.memory.budget import CacheWish, Demand
 from penstock.gateway.models.memory.estimate import StoredSize, context_bytes, decode_bytes, estimate
+from penstock.gateway.models.memory.state_shape import StateShape, read_states
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -453,3 +454,54 @@ def test_the_simulated_engine_needs_next_to_nothing() -> None:
     found = estimate(EngineSpec(runner="simulated", options={"num_blocks": 10_000_000}))
     assert found == Demand(host=found.host)
     assert found.host.rest < 64 << 20
+
+
+QWEN3_5_0_8B = {
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+CONVOLVED, SUMMED = 18 * 6144 * 4, 18 * 16 * 128 * 128
+
+
+@pytest.mark.parametrize(("runner", "summed"), [("torch", 4), ("openvino", 2)])
+def test_states_count_beside_keys_and_values(folder: Path, runner: str, summed: int) -> None:
+    """Of each token a part of the checkpoint behind it; 8 seats and two steps have rows of their own."""
+    (folder / "config.json").write_text(json.dumps({"text_config": QWEN3_5_0_8B}))
+    token, row = 6 * 2 * 2 * 256 * 2, CONVOLVED * 2 + SUMMED * summed
+    options = {"kv_cache_dtype": "bf16", "state_interval": 512, "max_num_seqs": 8, "max_num_batched_tokens": 1024}
+    assert context_bytes(engine(runner, folder, **options)) == pytest.approx(token + row / 512)
+    cache = demand(runner, folder, **options, num_blocks=48).host.cache
+    assert cache.fixed == pytest.approx(48 * 32 * (token + row / 512) + (2 * 8 + 2 * (2 + 2)) * row)
+    assert demand(runner, folder, **options, kv_cache_memory="1GiB").host.cache == CacheWish(fixed=GIB)
+    wish = demand(runner, folder, **options, max_model_len=32).host.cache
+    assert wish.least == pytest.approx(32 * (token + row / 512) + (2 + 2 * (2 + 2)) * row)
+
+
+@pytest.mark.parametrize(
+    ("config", "attending", "recurrent"),
+    [
+        ({"hybrid_override_pattern": "M-M*-ME"}, 1, 3),
+        ({"attn_layer_indices": [1]}, 1, 2),
+        ({"full_attn_idxs": [0, 2]}, 2, 1),
+        ({"full_attention_interval": 2}, 1, 2),
+        ({"model_type": "falcon_h1"}, 3, 3),
+    ],
+)
+def test_which_layers_keep_states(config: dict[str, Any], attending: int, recurrent: int) -> None:
+    sizes = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 1, "conv_kernel": 4}
+    shape = read_states({"num_hidden_layers": 3, **sizes, **config})
+    assert shape == StateShape(attending, recurrent * (32 + 32) * 4, recurrent * 4 * 8 * 16)
+    assert read_states({"num_hidden_layers": 3, **config}) is None
+    assert read_states({"num_hidden_layers": 3, **sizes}) is None

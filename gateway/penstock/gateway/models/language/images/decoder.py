@@ -1,5 +1,5 @@
 """The process that decodes images. It has a bound on its memory, and no secrets: what a file does to it, it does to
-nothing else. Imports nothing of the server's.
+nothing else. Imports nothing of the server's but the families' preparations.
 
 Its input is a sequence of orders, each with a file; its output has an answer for each. They end when its input does.
 """
@@ -7,11 +7,14 @@ Its input is a sequence of orders, each with a file; its output has an answer fo
 from __future__ import annotations
 
 import io
-import math
+import json
 import struct
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from dataclasses import astuple
+from typing import TYPE_CHECKING, BinaryIO
+
+from penstock.gateway.models.language.images.families import FAMILIES
+from penstock.gateway.models.language.images.family import ImageFamily, PreparedImage, RefusedImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -19,52 +22,22 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 MOST_PIXELS = 64_000_000
 MOST_SIDE = 32_768
-ORDER = struct.Struct("<QIIBB")
-"""Bytes of the file, then `Preparation`."""
-ANSWER = struct.Struct("<BIIQ")
-"""Whether it is an error, rows, columns, and bytes of what follows: pixels, or the error's text."""
+ORDER = struct.Struct("<QI")
+"""Bytes of the file, and of what stands before it: the family's name and fields in JSON."""
+ANSWER = struct.Struct("<BIIIQ")
+"""Whether it is an error, rows, columns, number of tiles, and bytes of what follows the tiles' sizes: pixels, or the
+error's text."""
+SIZE = struct.Struct("<II")
+"""Height and width of a tile."""
 _MEMORY = 2 << 30
 """Of addresses: the largest picture takes a quarter of it, and twice that while it is converted."""
-_LARGEST = 4096
-"""No picture is made larger, whatever the model's settings say."""
 
 
-class Preparation(NamedTuple):
-    """What Idefics 3 and SmolVLM are shown of a picture, as `transformers`' processors for PIL make it."""
-
-    longest: int
-    """The longer side becomes so many pixels."""
-    side: int
-    """Of a tile."""
-    resample: int
-    """Pillow's number of a filter."""
-    splits: bool
-    """There are tiles of the picture beside one of all of it."""
-
-
-class RefusedImageError(Exception):
-    """For the client: its message says what is wrong with the picture."""
-
-
-def prepared(file: bytes, how: Preparation) -> tuple[int, int, bytes]:
-    """Rows and columns of tiles, 0 where there is only the one of the whole picture, which is the last; and the pixels
-    of all, [tiles, side, side, 3] in 8 bits. Raises RefusedImageError, and what Pillow raises."""
-    from PIL import Image
-
-    picture = _decoded(file)
-    filter_ = Image.Resampling(how.resample)
-    width, height = _enlarged(*picture.size, how.longest)
-    picture = picture.resize((width, height), filter_)
-    whole = (how.side, how.side)
-    if not how.splits:
-        return 0, 0, picture.resize(whole, filter_).tobytes()
-    width, height = _in_tiles(width, height, how.side)
-    picture = picture.resize((width, height), filter_)
-    if width <= how.side and height <= how.side:
-        return 0, 0, picture.tobytes()
-    rows, columns = height // how.side, width // how.side
-    tiles = [picture.crop(box).tobytes() for box in _boxes(rows, columns, how.side)]
-    return rows, columns, b"".join([*tiles, picture.resize(whole, filter_).tobytes()])
+def prepared(file: bytes, how: ImageFamily) -> PreparedImage:
+    """Raises RefusedImageError, and what Pillow raises."""
+    tiles = how.prepared(_decoded(file))
+    sizes = tuple((picture.height, picture.width) for picture in tiles.pictures)
+    return PreparedImage(b"".join(picture.tobytes() for picture in tiles.pictures), sizes, tiles.rows, tiles.columns)
 
 
 def _decoded(file: bytes) -> Picture:
@@ -90,69 +63,36 @@ def _decoded(file: bytes) -> Picture:
     return picture.convert("RGB")
 
 
-def _enlarged(width: int, height: int, longest: int) -> tuple[int, int]:
-    """With the longer side of the length that is asked for, and the other even."""
-    ratio = width / height
-    if width >= height:
-        width, height = longest, _even(int(longest / ratio))
-    else:
-        width, height = _even(int(longest * ratio)), longest
-    width, height = max(width, 1), max(height, 1)
-    ratio = width / height
-    if width >= height and width > _LARGEST:
-        width, height = _LARGEST, int(_LARGEST / ratio)
-    elif height > width and height > _LARGEST:
-        width, height = int(_LARGEST * ratio), _LARGEST
-    return max(width, 1), max(height, 1)
-
-
-def _even(number: int) -> int:
-    return number + number % 2
-
-
-def _in_tiles(width: int, height: int, side: int) -> tuple[int, int]:
-    """The next larger size that tiles fill. The shorter side follows the longer one first."""
-    ratio = width / height
-    if width >= height:
-        width = _filled(width, side)
-        height = _filled(int(width / ratio), side)
-    else:
-        height = _filled(height, side)
-        width = _filled(int(height * ratio), side)
-    return width, height
-
-
-def _filled(length: int, side: int) -> int:
-    return math.ceil(length / side) * side
-
-
-def _boxes(rows: int, columns: int, side: int) -> Iterator[tuple[int, int, int, int]]:
-    for row in range(rows):
-        for column in range(columns):
-            yield column * side, row * side, (column + 1) * side, (row + 1) * side
-
-
-def _answer(file: bytes, how: Preparation) -> bytes:
+def _answer(file: bytes, how: ImageFamily) -> bytes:
     try:
-        rows, columns, pixels = prepared(file, how)
+        image = prepared(file, how)
     except RefusedImageError as error:
         return _failed(str(error))
     except MemoryError:
         return _failed("it takes too much memory to decode")
     except Exception:  # Pillow raises whatever a damaged file makes it run into
         return _failed("it is damaged, or not complete")
-    return ANSWER.pack(0, rows, columns, len(pixels)) + pixels
+    sizes = b"".join(SIZE.pack(*tile) for tile in image.tiles)
+    return ANSWER.pack(0, image.rows, image.columns, len(image.tiles), len(image.pixels)) + sizes + image.pixels
 
 
 def _failed(reason: str) -> bytes:
     text = reason.encode()
-    return ANSWER.pack(1, 0, 0, len(text)) + text
+    return ANSWER.pack(1, 0, 0, 0, len(text)) + text
+
+
+def order_of(file: bytes, how: ImageFamily) -> bytes:
+    """What `serve` reads before the file."""
+    family = json.dumps([type(how).__name__, *astuple(how)]).encode()
+    return ORDER.pack(len(file), len(family)) + family
 
 
 def serve(orders: BinaryIO, answers: BinaryIO) -> None:
+    families = {family.__name__: family for family in FAMILIES}
     while len(head := orders.read(ORDER.size)) == ORDER.size:
-        size, longest, side, resample, splits = ORDER.unpack(head)
-        answers.write(_answer(orders.read(size), Preparation(longest, side, resample, bool(splits))))
+        size, size_of_family = ORDER.unpack(head)
+        name, *fields = json.loads(orders.read(size_of_family))
+        answers.write(_answer(orders.read(size), families[name](*fields)))
         answers.flush()
 
 

@@ -6,24 +6,17 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.host.cores import usable_cores
-from penstock.gateway.models.language.images.decoder import ANSWER, ORDER, Preparation
+from penstock.gateway.models.language.images.decoder import ANSWER, SIZE, order_of
+from penstock.gateway.models.language.images.family import ImageFamily, PreparedImage
 
 _MOST_PROCESSES = 4
 _SECONDS = 30.0
 """For one image. The largest takes a few seconds of a core."""
 _COMMAND = ("-m", "penstock.gateway.models.language.images.decoder")
-
-
-class PreparedImage(NamedTuple):
-    rows: int
-    """Of tiles; 0: there is only the one of the whole picture, which always comes last."""
-    columns: int
-    pixels: bytes
-    """[tiles, side, side, 3] in 8 bits."""
 
 
 class ImageProcesses:
@@ -34,7 +27,7 @@ class ImageProcesses:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._free = threading.Semaphore(max(1, min(_MOST_PROCESSES, usable_cores() // 2)))
 
-    def prepare(self, file: bytes, how: Preparation, where: str) -> PreparedImage:
+    def prepare(self, file: bytes, how: ImageFamily, where: str) -> PreparedImage:
         """Raises InvalidRequestError for what is no image, or one that is too large. `where`: the client's name for
         it."""
         with self._free:
@@ -67,7 +60,7 @@ PROCESSES = ImageProcesses()
 
 
 def _ordered_within_time(
-    process: subprocess.Popen[bytes], file: bytes, how: Preparation
+    process: subprocess.Popen[bytes], file: bytes, how: ImageFamily
 ) -> tuple[bool, PreparedImage] | None:
     """Whether it was refused, and the answer; None: the process has ended, or is of no use any more."""
     timer = threading.Timer(_SECONDS, process.kill)
@@ -80,16 +73,18 @@ def _ordered_within_time(
         timer.cancel()
 
 
-def _ordered(orders: BinaryIO, answers: BinaryIO, file: bytes, how: Preparation) -> tuple[bool, PreparedImage] | None:
-    orders.write(ORDER.pack(len(file), *how))
+def _ordered(orders: BinaryIO, answers: BinaryIO, file: bytes, how: ImageFamily) -> tuple[bool, PreparedImage] | None:
+    orders.write(order_of(file, how))
     orders.write(file)
     orders.flush()
     head = answers.read(ANSWER.size)
     if len(head) < ANSWER.size:
         return None
-    failed, rows, columns, size = ANSWER.unpack(head)
-    rest = answers.read(size)
-    return (bool(failed), PreparedImage(rows, columns, rest)) if len(rest) == size else None
+    failed, rows, columns, count, size = ANSWER.unpack(head)
+    sizes, rest = answers.read(count * SIZE.size), answers.read(size)
+    if len(rest) < size:
+        return None
+    return bool(failed), PreparedImage(rest, tuple(SIZE.iter_unpack(sizes)), rows, columns)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

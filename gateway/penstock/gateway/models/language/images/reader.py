@@ -1,7 +1,4 @@
-"""The reader of a model's images: how its processor prepares them, and what stands for them in a prompt.
-
-Source of the rules: `transformers`' Idefics3Processor and SmolVLMProcessor, with their image processors for PIL.
-"""
+"""The reader of a model's images: prepared as its family does it, and put into their places in a prompt."""
 
 from __future__ import annotations
 
@@ -17,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engines.contract.messages import ImageInput
-from penstock.engines.contract.model_info import ImageTile
+from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import ContextLengthError, EngineError, InvalidRequestError
 from penstock.engines.formats.model_files import read_json_if_any
-from penstock.gateway.models.language.images.decoder import Preparation
-from penstock.gateway.models.language.images.processes import PROCESSES, PreparedImage
+from penstock.gateway.models.language.images.families import family_of
+from penstock.gateway.models.language.images.family import ImageFamily, PreparedImage
+from penstock.gateway.models.language.images.processes import PROCESSES
 from penstock.gateway.requests.intake import WorkPool
 from penstock.tokenizers import Tokenizer
 
 logger = logging.getLogger("penstock")
 
-_ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
-_IMAGE, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
-_LANCZOS, _FILTERS = 1, range(6)
 _MOST_IMAGES = 64
+_LONGEST_RUN = 32
+"""No tokenizer has a token of so many newlines."""
 _MOST_BYTES = 20 << 20
 """Of an image's file."""
 _MOST_PIXEL_BYTES = 256 << 20
@@ -87,12 +84,16 @@ def take_images(messages: Sequence[dict[str, Any]]) -> list[RequestImage]:
 class ImageReader:
     """Of one model."""
 
-    def __init__(self, tile: ImageTile, how: Preparation, tokenizer: Tokenizer, token: int) -> None:
-        self.tile = tile
-        self._how = how
+    def __init__(self, family: ImageFamily, tokenizer: Tokenizer) -> None:
+        """Raises ValueError for a tokenizer that does not have the family's tokens."""
+        self.grid = ImageGrid(family.cell, family.side)
+        self._family = family
         self._tokenizer = tokenizer
-        self._token = token
+        self._marker, self._token = (_token(tokenizer, name) for name in (family.marker, family.token))
         self._places = lru_cache(64)(self._new_places)
+        runs = {count: self._encoded_newlines(count) for count in range(1, _LONGEST_RUN if family.newlines else 1)}
+        self._newlines = {run[0]: count for count, run in runs.items() if len(run) == 1}
+        """How many a token has that has nothing else, where they are joined with those of the family."""
 
     async def placed(
         self, prompt: list[int], images: Sequence[RequestImage], context_length: int, pool: WorkPool
@@ -103,7 +104,7 @@ class ImageReader:
         left = _MOST_PIXEL_BYTES
         prepared: list[tuple[PreparedImage, bytes]] = []
         for image in images:
-            how = self._how._replace(splits=self._how.splits and not image.coarse)
+            how = self._family.coarse() if image.coarse else self._family
             prepared.append(await pool.run(len(image.data), self._prepare, image, how))
             left -= len(prepared[-1][0].pixels)
             if left < 0:
@@ -114,39 +115,50 @@ class ImageReader:
         if len(images) > _MOST_IMAGES:
             message = f"A request can have {_MOST_IMAGES} images; this one has {len(images)}."
             raise InvalidRequestError(message, param="messages")
-        if prompt.count(self._token) != len(images):
+        if prompt.count(self._marker) != len(images):
             message = "The model's chat template does not show each image of these messages once."
             raise InvalidRequestError(message, param="messages")
-        if len(prompt) + len(images) * self.tile.tokens > context_length:
+        if len(prompt) + len(images) * self._family.fewest_tokens > context_length:
             message = f"This model's maximum context length is {context_length} tokens; the images do not fit into it."
             raise ContextLengthError(message, param="messages")
 
-    def _prepare(self, image: RequestImage, how: Preparation) -> tuple[PreparedImage, bytes]:
+    def _prepare(self, image: RequestImage, how: ImageFamily) -> tuple[PreparedImage, bytes]:
         """With `ImageInput.key`. In a thread: hashing many megabytes takes long, too."""
         prepared = PROCESSES.prepare(image.file(), how, image.where)
-        return prepared, hashlib.blake2b(prepared.pixels, digest_size=32).digest()
+        digest = hashlib.blake2b(repr(prepared.tiles).encode(), digest_size=32)
+        digest.update(prepared.pixels)
+        return prepared, digest.digest()
 
     def _joined(
         self, prompt: list[int], prepared: Sequence[tuple[PreparedImage, bytes]]
     ) -> tuple[list[int], tuple[ImageInput, ...]]:
         tokens: list[int] = []
         inputs: list[ImageInput] = []
-        left = iter(prepared)
+        left, newlines = iter(prepared), 0
         for token in prompt:
-            if token != self._token:
+            if token in self._newlines:
+                newlines += self._newlines[token]
+                continue
+            is_image = token == self._marker
+            tokens += self._encoded_newlines(newlines + is_image * self._family.newlines)
+            newlines = is_image * self._family.newlines
+            if not is_image:
                 tokens.append(token)
                 continue
             image, key = next(left)
-            places, spans = self._places(image.rows, image.columns)
+            places, spans = self._places(image._replace(pixels=b""))
             begin = len(tokens)
-            inputs.append(ImageInput(key, image.pixels, tuple((begin + start, count) for start, count in spans)))
+            placed = tuple((begin + start, count) for start, count in spans)
+            inputs.append(ImageInput(key, image.pixels, placed, image.tiles))
             tokens += places
-        return tokens, tuple(inputs)
+        return tokens + self._encoded_newlines(newlines), tuple(inputs)
 
-    def _new_places(self, rows: int, columns: int) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of an image, and (start, count) of those that its tiles take."""
-        text = image_text(rows, columns, self.tile.tokens)
-        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+    def _encoded_newlines(self, count: int) -> list[int]:
+        return self._tokenizer.encode("\n" * count, add_special_tokens=False) if count else []
+
+    def _new_places(self, image: PreparedImage) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of an image without its pixels, and (start, count) of those that its tiles take."""
+        tokens = self._tokenizer.encode(self._family.text(image), add_special_tokens=False)
         spans, start = [], 0
         for is_image, run in groupby(tokens, key=self._token.__eq__):
             count = len(list(run))
@@ -156,26 +168,16 @@ class ImageReader:
         return tokens, spans
 
 
-def image_text(rows: int, columns: int, tokens: int) -> str:
-    """What stands in a prompt for an image with so many tiles of so many tokens, and one of the whole image."""
-    tile = _IMAGE * tokens
-    lines = [
-        "".join(f"{_AROUND}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"
-        for row in range(1, rows + 1)
-    ]
-    return "".join(lines) + ("\n" if rows else "") + f"{_AROUND}{_WHOLE}{tile}{_AROUND}"
-
-
 def image_reader(folder: Path, tokenizer: Tokenizer) -> ImageReader | None:
     """Of the model in a folder. None: it reads text only, or its images cannot be prepared here, which is logged."""
     settings = _settings(folder, "config.json")
-    names = settings.get("architectures")
-    if not isinstance(names, list) or not set(names) & set(_ARCHITECTURES):
+    family = family_of(settings.get("architectures"))
+    if family is None:
         return None
     obstacle = "Pillow is not installed (pip install 'penstock-server[images]')"
     if find_spec("PIL") is not None:
         try:
-            return _reader(folder, settings, tokenizer)
+            return _reader(folder, family, settings, tokenizer)
         except (KeyError, TypeError, ValueError) as error:
             obstacle = f"its files do not say how as they should: {error}"
     logger.warning("%s could read images, and reads text only: %s", folder.name, obstacle)
@@ -189,21 +191,15 @@ def _settings(folder: Path, name: str) -> Mapping[str, Any]:
         return {}
 
 
-def _reader(folder: Path, settings: Mapping[str, Any], tokenizer: Tokenizer) -> ImageReader:
+def _reader(folder: Path, family: type[ImageFamily], settings: Mapping[str, Any], tokenizer: Tokenizer) -> ImageReader:
     """Raises KeyError, TypeError, ValueError for settings of another kind than the published ones."""
-    vision = settings["vision_config"]
-    side, patch, joined = int(vision["image_size"]), int(vision["patch_size"]), int(settings.get("scale_factor", 2))
-    tile = ImageTile(side, (side // patch // joined) ** 2)
     processor = _settings(folder, "preprocessor_config.json")
     processor = processor or _settings(folder, "processor_config.json").get("image_processor", {})
-    for key, usual in (("do_resize", True), ("image_mean", [0.5] * 3), ("image_std", [0.5] * 3)):
-        if processor.get(key, usual) != usual:
-            raise ValueError(f"{key}={str(processor[key])[:50]}")
-    longest, resample = int(processor["size"]["longest_edge"]), int(processor.get("resample", _LANCZOS))
-    if int(processor["max_image_size"]["longest_edge"]) != side or longest < 1 or resample not in _FILTERS:
-        raise ValueError("the sizes of images and of the encoder differ")
-    token = tokenizer.added_texts.get(_IMAGE)
+    return ImageReader(family.of(settings, processor), tokenizer)
+
+
+def _token(tokenizer: Tokenizer, name: str) -> int:
+    token = tokenizer.added_texts.get(name)
     if token is None:
-        raise ValueError(f"the tokenizer has no {_IMAGE}")
-    splits = bool(processor.get("do_image_splitting", True))
-    return ImageReader(tile, Preparation(longest, side, resample, splits), tokenizer, token)
+        raise ValueError(f"the tokenizer has no {name}")
+    return token

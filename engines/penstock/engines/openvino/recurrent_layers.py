@@ -1,0 +1,117 @@
+"""Recurrent layers of a decoder's graph: short convolutions and gated delta nets, between their matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import openvino as ov
+import openvino.opset15 as ops
+
+from penstock.engines.openvino.decoder_spec import DecoderSpec, GatedDelta, ShortConvolution
+from penstock.engines.openvino.delta_prompts import prompt_delta_net
+from penstock.engines.openvino.graph_nodes import Node, f32, i64, parts, rms, scaled
+from penstock.engines.openvino.recurrent import (
+    CONV_TABLE,
+    DELTA_TABLE,
+    KEPT_STATES,
+    paged_convolution,
+    paged_delta_net,
+)
+from penstock.engines.openvino.weights import Weights
+
+
+class RecurrentLayers:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        precision: str,
+        inputs: Mapping[str, Node],
+        add_input: Callable[[str, object, list[int]], Node],
+        linear: Callable[[Node, str, int, int, bool], Node],
+    ) -> None:
+        """`precision` of the computation: that of the tables of states, too. `inputs` and `add_input` are those of the
+        graph; `linear`: x through the matrix of a name, which gives so many values out of so many, with a bias or
+        without."""
+        self._spec = spec
+        self._weights = weights
+        self._precision = precision
+        self._inputs = inputs
+        self._add_input = add_input
+        self._linear = linear
+        self.kept: list[Node] = []
+        """Results with states, which go into tables."""
+
+    def layer(self, x: Node, n: int, mixer: ShortConvolution | GatedDelta) -> Node:
+        """x [T, hidden size] through the recurrent part of layer n."""
+        return self._convolution(x, n, mixer) if isinstance(mixer, ShortConvolution) else self._delta_net(x, n, mixer)
+
+    def _convolution(self, x: Node, n: int, layer: ShortConvolution) -> Node:
+        names, hidden = self._spec.names, self._spec.hidden_size
+        prefix = f"{names.layers}.{n}.{names.convolution}."
+        matrix = self._linear(x, prefix + "in_proj", 3 * hidden, hidden, layer.bias)
+        before, behind, values = parts(matrix, (hidden,) * 3, 1)
+        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, hidden, layer.kernel])
+        kernel = self._weights.table(prefix + "conv.weight", (hidden, 1, layer.kernel))
+        bias = self._weights.vector(prefix + "conv.bias", hidden) if layer.bias else None
+        y = paged_convolution(ops.multiply(before, values), table, kernel, bias, self._inputs)
+        return self._linear(ops.multiply(behind, y), prefix + "out_proj", hidden, hidden, layer.bias)
+
+    def _delta_net(self, x: Node, n: int, layer: GatedDelta) -> Node:
+        hidden, heads, names = self._spec.hidden_size, layer.value_heads, layer.names
+        prefix = f"{self._spec.names.layers}.{n}.{self._spec.names.delta_net}."
+        qkv, gate, beta, step = self._operands(x, prefix, layer)
+        q, k, v = parts(self._folded(qkv, n, prefix, layer), layer.sizes, 1)
+        q, k = (_unit(ops.reshape(rows, i64([0, layer.key_heads, layer.key_dim]), True)) for rows in (q, k))
+        v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
+        step = ops.softplus(ops.add(step, self._weights.vector(prefix + "dt_bias", heads)))
+        pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
+        shape = [-1, heads, layer.value_dim, layer.key_dim]
+        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
+        strength = scaled(ops.sigmoid(beta), layer.strength)
+        decay = ops.multiply(pace, step)
+        y = paged_delta_net(q, k, v, states, decay, strength, self._inputs)
+        y, kept = prompt_delta_net(y, (q, k, v), states, decay, strength, layer, self._inputs)
+        self.kept.append(ops.result(ops.convert(kept, self._precision)))
+        self.kept[-1].output(0).set_names({f"{KEPT_STATES}{n}"})
+        y = rms(y, layer.norm_eps or self._spec.norm_eps)
+        y = ops.multiply(y, self._weights.vector(f"{prefix}{names.norm}.weight", layer.value_dim))
+        y = ops.multiply(ops.reshape(y, i64([0, layer.sizes[2]]), True), ops.swish(gate))
+        return self._linear(y, prefix + names.out, hidden, layer.sizes[2], False)
+
+    def _operands(self, x: Node, prefix: str, layer: GatedDelta) -> list[Node]:
+        """Queries, keys and values together, gates, betas, and what decays are made of."""
+        names, heads, gate = layer.names, layer.value_heads, layer.sizes[2]
+        if layer.by_key_head:
+            *qkv, gates = self._by_key_head(x, prefix + names.qkv[0], layer, (*layer.sizes, gate))
+            return [ops.concat(qkv, 1), gates, *self._by_key_head(x, prefix + names.beta, layer, (heads, heads))]
+        sizes = layer.sizes if len(names.qkv) > 1 else (sum(layer.sizes),)
+        hidden = self._spec.hidden_size
+        qkv = [self._linear(x, prefix + name, size, hidden, False) for name, size in zip(names.qkv, sizes, strict=True)]
+        rest = ((names.gate, gate), (names.beta, heads), (names.decay, heads))
+        joined = ops.concat(qkv, 1) if len(qkv) > 1 else qkv[0]
+        return [joined, *(self._linear(x, prefix + name, size, hidden, False) for name, size in rest)]
+
+    def _by_key_head(self, x: Node, name: str, layer: GatedDelta, sizes: tuple[int, ...]) -> list[Node]:
+        """Parts [T, size] of a matrix that has the rows of all of them for each head of keys."""
+        heads = layer.key_heads
+        y = self._linear(x, name, sum(sizes), self._spec.hidden_size, False)
+        y = ops.reshape(y, i64([0, heads, sum(sizes) // heads]), True)
+        own = parts(y, [size // heads for size in sizes], 2)
+        return [ops.reshape(rows, i64([0, size]), True) for rows, size in zip(own, sizes, strict=True)]
+
+    def _folded(self, qkv: Node, n: int, prefix: str, layer: GatedDelta) -> Node:
+        size = sum(layer.sizes)
+        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
+        names = [f"{prefix}{name}.weight" for name in layer.names.convolutions]
+        kernel = self._weights.rows(names, (size, 1, layer.kernel))
+        return ops.swish(paged_convolution(qkv, table, kernel, None, self._inputs))
+
+
+_LEAST_SQUARE = 1e-6
+
+
+def _unit(x: Node) -> Node:
+    """x with a length of 1 along its last axis."""
+    square = ops.reduce_sum(ops.multiply(x, x), i64([-1]), True)
+    return ops.divide(x, ops.sqrt(ops.add(square, f32(_LEAST_SQUARE))))

@@ -1,0 +1,93 @@
+"""Images of each family, from pictures to a prompt: pixels and tokens are those of transformers' processors."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, Gemma3Processor
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from penstock.engines.contract.messages import ImageInput
+from penstock.gateway.models.language.images.reader import RequestImage, image_reader
+from penstock.gateway.requests.intake import WorkPool
+from penstock.tokenizers import Tokenizer
+from support.image_families import DEVIATION, MEAN, SEEING_FAMILIES
+
+PICTURES = [(100, 60), (33, 90), (20, 20), (3, 41)]
+Prepared = tuple[list[int], torch.Tensor]
+"""A prompt's tokens, and values from -1 to 1 of all tiles, one after the other."""
+
+
+def gemma3(folder: Path, settings: dict[str, Any], text: str, pictures: list[Image.Image]) -> Prepared:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.boi_token, tokenizer.eoi_token = "<start_of_image>", "<end_of_image>"
+    tokenizer.image_token, tokenizer.image_token_id, tokenizer.boi_token_id = "<image_soft_token>", 259, 260
+    processor = Gemma3Processor(Gemma3ImageProcessorPil(**settings), tokenizer, image_seq_length=16)
+    tensors = processor(text=[text], images=[pictures], return_tensors="pt", add_special_tokens=False)
+    return tensors["input_ids"][0].tolist(), tensors["pixel_values"].permute(0, 2, 3, 1).reshape(-1)
+
+
+def pixtral(folder: Path, settings: dict[str, Any], text: str, pictures: list[Image.Image], cell: int = 4) -> Prepared:
+    """Its processor of texts needs torchvision."""
+    tensors = PixtralImageProcessorPil(**settings | {"patch_size": cell})(pictures, return_tensors="pt")
+    tiles, (first, *rest) = [], text.split("[IMG]")
+    for tile, (height, width), behind in zip(tensors["pixel_values"], tensors["image_sizes"], rest, strict=True):
+        tiles.append((tile[:, :height, :width] * DEVIATION + MEAN).permute(1, 2, 0).reshape(-1) * 2 - 1)
+        lines = ["[IMG]" * (width // cell)] * (height // cell)
+        first += "[IMG_BREAK]".join(lines) + "[IMG_END]" + behind
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer.encode(first, add_special_tokens=False), torch.cat(tiles)
+
+
+PROCESSORS: dict[str, tuple[Callable[..., Prepared], str]] = {
+    "gemma3": (gemma3, "<start_of_image>"),
+    "pixtral": (pixtral, "[IMG]"),
+    "mistral3": (partial(pixtral, cell=8), "[IMG]"),
+}
+
+
+def picture(size: tuple[int, int]) -> Image.Image:
+    values = np.random.default_rng(size[0]).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    return Image.fromarray(values)
+
+
+def request_image(picture: Image.Image) -> RequestImage:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return RequestImage(base64.b64encode(buffer.getvalue()).decode(), "messages")
+
+
+async def placed(folder: Path, text: str, pictures: list[Image.Image]) -> tuple[list[int], tuple[ImageInput, ...]]:
+    tokenizer = Tokenizer(folder)
+    reader = image_reader(folder, tokenizer)
+    assert reader is not None
+    images = [request_image(picture) for picture in pictures]
+    prompt = tokenizer.encode(text, add_special_tokens=False)
+    return await reader.placed(prompt, images, 100_000, WorkPool("images", 1 << 30))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", list(PROCESSORS))
+async def test_pixels_and_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    prepare, marker = PROCESSORS[name]
+    family = SEEING_FAMILIES[name]
+    family.write_settings(tmp_path)
+    pictures = [picture(size) for size in PICTURES]
+    text = f"a\n{marker}{marker}\n\nb{marker}c{marker}"
+    wanted, values = prepare(tmp_path, family.processor, text, pictures)
+    tokens, inputs = await placed(tmp_path, text, pictures)
+    assert tokens == wanted
+    pixels = np.concatenate([np.frombuffer(image.pixels, np.uint8) for image in inputs])
+    np.testing.assert_allclose(pixels / 255 * 2 - 1, values, atol=1e-5)
+    places = [place for image in inputs for start, count in image.spans for place in range(start, start + count)]
+    assert places == [place for place, token in enumerate(tokens) if token == 259]

@@ -162,7 +162,7 @@ def _figures(commands: Any) -> None:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page would change")
     parser.add_argument(
-        "--measure", nargs="+", default=(), metavar="ROW", help="genai, llamacpp, vllm, triton, starlette"
+        "--measure", nargs="+", default=(), metavar="ROW", help="as docs/figures.md names them: genai, llamacpp ..."
     )
     parser.add_argument("--dir", metavar="DIR", help="the folder of the peers")
 

@@ -31,8 +31,9 @@ from penstock.engines.torch.config import TorchConfig
 from penstock.engines.torch.runner import TorchRunner
 from penstock.kvcache import KVGroup, StateGroup
 from support.adapters import save_adapter
-from support.conformance import Oracle, close_drivers
+from support.conformance import Oracle, close_drivers, with_an_image
 from support.engine import is_runner
+from support.images import make_seeing_model, reference_tokens_with_images
 from support.models import (
     FAMILIES,
     load_reference,
@@ -70,6 +71,8 @@ class Candidate:
     """A prefix hit ends at a block's border, also when the whole prompt is cached."""
     attached: bool = False
     """The tests reach it through a door, with an AttachedEngine."""
+    sees: bool = False
+    """Its prompts have images (`with_an_image`)."""
     adapter: MakeAdapter | None = None
     """Of an engine with room for two LoRA adapters: makes one that will be loaded under this key, the folder and what
     it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
@@ -83,6 +86,10 @@ class Candidate:
     @property
     def ends_hits_at_borders(self) -> bool:
         return self.whole_block_hits or self.engine.info.states is not None
+
+    def read(self, prompt: Sequence[int]) -> Sequence[int]:
+        """What becomes of it."""
+        return with_an_image(prompt)[0] if self.sees else prompt
 
     @property
     def abilities(self) -> dict[str, bool]:
@@ -207,6 +214,22 @@ def _openvino(family: str, adapters: bool = False) -> Callable[[Path], Candidate
     return load
 
 
+def _openvino_seeing(folder: Path) -> Candidate:
+    reference = make_seeing_model(folder)
+
+    def expect(prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+        tokens, images, _ = with_an_image(prompt)
+        if not images:
+            return reference_tokens(reference, prompt, count, guess)
+        return reference_tokens_with_images(reference, tokens, images, count, guess)
+
+    config = OpenVINOConfig(
+        folder, dtype="f32", weights="f32", kv_cache_dtype="f32", threads=1, num_blocks=NUM_BLOCKS, max_num_seqs=16
+    )
+    runner = OpenVINORunner(config)
+    return Candidate(runner, expect, lambda prompt: reference_hidden(reference, prompt), sees=True)
+
+
 def _torch(family: str) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
         make_model(folder, family, eos_token_id=None)
@@ -269,6 +292,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
         for family in FAMILIES
         if family not in ALIKE
     },
+    "openvino-smolvlm": _openvino_seeing,
     **{f"torch-{family}": _torch(family) for family in ("llama", "mistral", "gemma3", "qwen3.5")},
     **{f"vllm-{family}": _vllm(family) for family in ("llama", "qwen3")},
     "vllm-mistral": _vllm("mistral", num_blocks=10),
@@ -279,7 +303,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
 
 VARIANTS = {
     f"{engine}-{family}" for engine in ("openvino", "torch", "vllm") for family in FAMILIES.keys() - {"llama", "gemma3"}
-} - {"vllm-qwen2", "openvino-lfm2"} | {"torch-gemma3"}
+} - {"vllm-qwen2", "openvino-lfm2"} | {"torch-gemma3", "openvino-smolvlm"}
 """They differ from another candidate in the model alone: only tests marked `every_family` run on them. (vllm-qwen2 is
 the one with adapters, openvino-gemma3 the one with several groups, openvino-lfm2 the one with recurrent layers.)"""
 

@@ -172,7 +172,7 @@ def test_logprobs_do_not_change_tokens(candidate):
     assert driver.tokens[request] == expected == [entry.token_id for entry in entries]
     assert all(entry.rank == 1 and entry.top[0][0] == entry.token_id and len(entry.top) == 3 for entry in entries)
     [info] = [output.prompt for output in outputs if output.prompt is not None]
-    assert [entry.token_id for entry in info.logprobs] == prompt(30)[1:]
+    assert [entry.token_id for entry in info.logprobs] == candidate.read(prompt(30))[1:]
 
 
 def test_seeded_samples_do_not_depend_on_their_neighbours(candidate):

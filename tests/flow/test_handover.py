@@ -23,7 +23,7 @@ from penstock.engines.replicas.engine import ReplicatedEngine
 from penstock.engines.replicas.state import ReplicaSettings, RoutingPolicy
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from support.replicas import MortalEngine
 from support.simulated import generate
 
@@ -93,6 +93,18 @@ async def test_the_other_replica_computes_only_what_no_full_block_has(
     assert (decode.handover.lost, decode.handover.missed_tokens, decode.handover.saved) == (0, 0, 0)
     assert fleet.engine.moves.handed_over == 1
     assert [state.role for state in fleet.engine.replica_states()] == ["prefill", "decode"]
+
+
+async def test_states_are_handed_over(make: MakeFleet) -> None:
+    """The other replica goes on from the last checkpoint, a row of states with it."""
+    config = msgspec.structs.replace(CONFIG, states=StateGroup(8, 64))
+    fleet = await make(config=config)
+    info = SimulatedRunner(config).info
+    assert await fleet.ask(PROMPT) == [generate(info, PROMPT, 30, first_token_id=config.first_token_id)]
+    assert fleet.computed == [len(PROMPT), len(PROMPT) % 8]
+    assert fleet.prefill[0].stats.handover.saved == BLOCKS + len(PROMPT) // 8
+    assert fleet.decode[0].stats.handover.loaded == len(PROMPT) // 8 * 2 + 1
+    assert fleet.decode[0].stats.handover.missed_tokens == 0
 
 
 async def test_samples_that_draw_go_on_with_their_own_numbers(make: MakeFleet) -> None:

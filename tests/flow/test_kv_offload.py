@@ -25,7 +25,7 @@ from penstock.engines.offload.offload import Offload
 from penstock.engines.registry import EngineSpec, load_core
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from support.engine import Driver
 from support.simulated import generate
 
@@ -35,6 +35,7 @@ PROMPT = [100 + n for n in range(32)]
 OTHERS = [[200 + 50 * k + n for n in range(40)] for k in range(3)]
 """Together they take all of the KV cache."""
 WINDOWS = (KVGroup(SIZE), KVGroup(SIZE, 6))
+STATES = StateGroup(2 * SIZE, 10)
 
 Start = Callable[..., Driver]
 
@@ -45,8 +46,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setattr("penstock.engines.offload.offload.CLOSING_SECONDS", 60.0)  # a busy disk is no failure
     drivers: list[Driver] = []
 
-    def _start(groups: tuple[KVGroup, ...] = (KVGroup(SIZE),), num_blocks: int = 12, **scheduler: Any) -> Driver:
-        config = SimulatedConfig(kv_groups=groups, num_blocks=num_blocks * len(groups), faults=f"raise={RAISE}")
+    def _start(
+        groups: tuple[KVGroup, ...] = (KVGroup(SIZE),),
+        num_blocks: int = 12,
+        states: StateGroup | None = None,
+        **scheduler: Any,
+    ) -> Driver:
+        blocks = num_blocks * len(groups)
+        config = SimulatedConfig(kv_groups=groups, num_blocks=blocks, states=states, faults=f"raise={RAISE}")
         runner = SimulatedRunner(config, sleep=lambda _: None)
         drivers.append(Driver(runner, **{"kv_offload_dir": str(tmp_path / "kv"), **scheduler}))
         return drivers[-1]
@@ -113,6 +120,22 @@ def test_a_restart_loses_nothing(start: Start, groups: tuple[KVGroup, ...]) -> N
     assert [ask(driver, prompt) for prompt in (PROMPT, *OTHERS)] == [
         (answer, len(prompt) - 1) for answer, prompt in zip(answers, (PROMPT, *OTHERS), strict=True)
     ]
+
+
+def test_states_come_back_with_their_blocks(start: Start) -> None:
+    """After they were evicted, after a step that has failed, and after a restart: hits end at checkpoints."""
+    driver = start(states=STATES, num_blocks=13)
+    answers = [ask(driver, prompt)[0] for prompt in (PROMPT, *OTHERS)]
+    assert ask(driver, PROMPT) == (answers[0], 24)
+    fill(driver)
+    [innocent], [guilty] = driver.add(PROMPT, 3), driver.add([7, RAISE, 9], 3)
+    driver.run()
+    assert driver.ends[guilty].error is not None
+    assert (driver.tokens[innocent], driver.cached[innocent]) == (answers[0], 24)
+    driver = restart(driver, start, states=STATES, num_blocks=13)
+    for answer, prompt in zip(answers, (PROMPT, *OTHERS), strict=True):
+        assert ask(driver, prompt) == (answer, (len(prompt) - 1) // 8 * 8)
+    assert driver.stats.offload.damaged == 0
 
 
 def test_what_continues_differently_hits_as_far_as_it_is_the_same(start: Start) -> None:
@@ -620,13 +643,15 @@ def test_what_cannot_be_is_refused_by_name(start: Start, tmp_path: Path) -> None
         load_core(EngineSpec(runner="simulated", scheduling="engine", scheduler=offload), time.monotonic)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_asked_the_answers_are_the_same(start: Start, seed: int) -> None:
     """Short of blocks, with preemptions, aborts and steps that fail; the driver checks the books after every step."""
     rng = random.Random(seed)
-    groups = WINDOWS if seed % 2 else (KVGroup(SIZE),)
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "kv_offload_bytes": 40 * (SIZE * 8 + 64)}
-    driver = start(groups, 16, **settings)
+    settings: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    settings |= {"kv_offload_bytes": 40 * (SIZE * 8 + 64)}
+    settings |= {"groups": WINDOWS if seed in (1, 3) else (KVGroup(SIZE),), "states": STATES if seed > 3 else None}
+    hit = 16 if seed > 3 else 23
+    driver = start(num_blocks=16, **settings)
     stems = [[rng.randrange(800) for _ in range(24)] for _ in range(5)]
     for turn in range(3):
         requests: dict[int, tuple[list[int], int]] = {}
@@ -650,5 +675,5 @@ def test_whatever_is_asked_the_answers_are_the_same(start: Start, seed: int) -> 
         prompt = [800 + 24 * turn + n for n in range(24)]
         expected = generate(driver.core.info, prompt, 3)
         assert ask(driver, prompt) == (expected, 0)
-        driver = restart(driver, start, groups=groups, num_blocks=16, **settings)
-        assert ask(driver, prompt) == (expected, 23)
+        driver = restart(driver, start, num_blocks=16, **settings)
+        assert ask(driver, prompt) == (expected, hit)

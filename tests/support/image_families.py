@@ -14,13 +14,17 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    Lfm2VlConfig,
+    Lfm2VlForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
 )
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from penstock.engines.contract.messages import ImageInput
 from support.models import SHAPE, make_tokenizer, spread
@@ -144,8 +148,23 @@ def padded(tiles: Sequence[Tile]) -> dict[str, Any]:
     return {"pixel_values": values, "image_sizes": torch.tensor([tile.shape[:2] for tile in tiles])}
 
 
+def in_patches(tiles: Sequence[Tile], patch: int = 4) -> dict[str, Any]:
+    """Of several sizes, as LFM2-VL has them."""
+    shapes = [(tile.shape[0] // patch, tile.shape[1] // patch) for tile in tiles]
+    most = max(rows * columns for rows, columns in shapes)
+    values, mask = torch.zeros(len(tiles), most, 3 * patch**2), torch.zeros(len(tiles), most, dtype=torch.long)
+    for number, (tile, (rows, columns)) in enumerate(zip(tiles, shapes, strict=True)):
+        patches = torch.from_numpy(tile).float().reshape(rows, patch, columns, patch * 3).permute(0, 2, 1, 3)
+        values[number, : rows * columns] = patches.reshape(rows * columns, -1) / 255 * 2 - 1
+        mask[number, : rows * columns] = 1
+    return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
+
+
 MEAN, DEVIATION = (torch.tensor(x)[:, None, None] for x in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
 _PIXTRAL = {"model_type": "pixtral", "patch_size": 4, "image_size": 64}
+_IMAGENET = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+_MEAN, _DEVIATION = (torch.tensor(x)[:, None, None] for x in _IMAGENET)
+_TILES = ["<image>", *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11))]
 _BREAKS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 _SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -163,6 +182,30 @@ SEEING_FAMILIES = {
         inputs=stacked,
         words=["\n" * count for count in range(2, 6)],
         extra=lambda ids: {"token_type_ids": (ids == IMAGE_TOKEN).long()},
+    ),
+    "internvl": SeeingFamily(
+        InternVLForConditionalGeneration,
+        InternVLConfig,
+        {"model_type": "qwen2", "tie_word_embeddings": False},
+        _SIGLIP | {"image_size": [32, 32], "patch_size": [4, 4], "use_qk_norm": True, "layer_scale_init_value": 0.5},
+        {"image_token_id": IMAGE_TOKEN, "tie_word_embeddings": False},
+        ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+        cell=8,
+        sizes=[(32, 32)],
+        processor={"size": {"height": 32, "width": 32}, "image_mean": _IMAGENET[0], "image_std": _IMAGENET[1]},
+        inputs=lambda tiles: {"pixel_values": (stacked(tiles)["pixel_values"] / 2 + 0.5 - _MEAN) / _DEVIATION},
+    ),
+    "lfm2-vl": SeeingFamily(
+        Lfm2VlForConditionalGeneration,
+        Lfm2VlConfig,
+        {"model_type": "lfm2", "num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2},
+        _SIGLIP | {"patch_size": 4, "num_patches": 16, "vision_use_head": False},
+        {"image_token_id": IMAGE_TOKEN, "projector_hidden_size": 48, "tie_word_embeddings": False},
+        [*_TILES, "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"],
+        cell=8,
+        sizes=[(16, 40), (32, 8), (24, 24)],
+        processor={"encoder_patch_size": 4, "tile_size": 32, "min_image_tokens": 4, "max_image_tokens": 16},
+        inputs=in_patches,
     ),
     "pixtral": SeeingFamily(
         LlavaForConditionalGeneration,

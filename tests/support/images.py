@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from penstock.engines.contract.messages import ImageInput
-from support.models import SHAPE, make_tokenizer, spread
+from support.models import SHAPE, make_tokenizer, reference_tokens, spread
 from support.runner import prompt
 
 IMAGE_TOKEN = 259
@@ -95,17 +95,12 @@ def with_images(
 
 
 def reference_tokens_with_images(
-    model: PreTrainedModel, prompt: Sequence[int], images: Sequence[np.ndarray[Any, Any]], count: int
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    images: Sequence[np.ndarray[Any, Any]],
+    count: int,
+    guess: Sequence[int] = (),
 ) -> list[int]:
-    """`count` greedy tokens behind the prompt, EOS or not."""
+    """As `reference_tokens`."""
     pixels = torch.from_numpy(np.concatenate(images)).permute(0, 3, 1, 2).float() / 255 * 2 - 1
-    ids = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            pixel_values=pixels[None],
-            max_new_tokens=count,
-            do_sample=False,
-        )
-    return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+    return reference_tokens(model, prompt, count, guess, pixel_values=pixels[None])

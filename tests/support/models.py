@@ -15,14 +15,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AfmoeConfig,
+    AfmoeForCausalLM,
+    ApertusConfig,
+    ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    Cohere2MoeConfig,
+    Cohere2MoeForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    CwmConfig,
+    CwmForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
@@ -44,6 +52,8 @@ from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
@@ -68,14 +78,26 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
+    GraniteMoeSWAConfig,
+    GraniteMoeSWAForCausalLM,
+    GraniteSWAConfig,
+    GraniteSWAForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1Config,
     HunYuanMoEV1ForCausalLM,
+    HyperCLOVAXConfig,
+    HyperCLOVAXForCausalLM,
     HYV3Config,
     HYV3ForCausalLM,
+    Jais2Config,
+    Jais2ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -96,6 +118,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NanoChatConfig,
+    NanoChatForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
     Olmo2Config,
@@ -140,6 +164,8 @@ from transformers import (
     StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    VaultGemmaConfig,
+    VaultGemmaForCausalLM,
     YoutuConfig,
     YoutuForCausalLM,
 )
@@ -234,8 +260,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "gemma3": (
         Gemma3ForCausalLM,
         Gemma3TextConfig,
-        Gemma4ForCausalLM,
-        Gemma4TextConfig,
         {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24},
     ),
     "lfm2": (
@@ -271,6 +295,24 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
             "tie_word_embeddings": False,
             "attn_logit_softcapping": 2.0,
             "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3n": (
+        Gemma3nForCausalLM,
+        Gemma3nTextConfig,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size": [96, 64, 96, 80],
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 1,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE - 64,
+            "laurel_rank": 8,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0],
         },
     ),
     "gemma4": (
@@ -374,6 +416,18 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         GraniteMoeSharedConfig,
         {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 48},
     ),
+    "granite-hybrid": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        {
+            **_GRANITE,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 4,
+            "shared_intermediate_size": 48,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 24,
+        },
+    ),
     "flex-olmo": (FlexOlmoForCausalLM, FlexOlmoConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
     "minimax-m2": (
         MiniMaxM2ForCausalLM,
@@ -415,6 +469,54 @@ OTHER_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]
         {**_LATENT, "dim_model_base": 32, "scale_emb": 1.5, "scale_depth": 2.8},
     ),
     "youtu": (YoutuForCausalLM, YoutuConfig, _LATENT),
+    "afmoe": (
+        AfmoeForCausalLM,
+        AfmoeConfig,
+        {
+            **_SHARED,
+            "num_experts": 6,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "num_hidden_layers": 4,
+            "mup_enabled": True,
+        },
+    ),
+    "cohere2-moe": (
+        Cohere2MoeForCausalLM,
+        Cohere2MoeConfig,
+        {
+            "num_experts": 4,
+            "head_dim": 16,
+            "logit_scale": 0.5,
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "sliding_window_pattern": 2,
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 80,
+            "num_shared_experts": 1,
+        },
+    ),
+    "vaultgemma": (
+        VaultGemmaForCausalLM,
+        VaultGemmaConfig,
+        {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 24, "attn_logit_softcapping": 2.0},
+    ),
+    "jais2": (Jais2ForCausalLM, Jais2Config, {}),
+    "apertus": (ApertusForCausalLM, ApertusConfig, {}),
+    "cwm": (CwmForCausalLM, CwmConfig, {"head_dim": 16, "sliding_window": 24, "bos_token_id": 1}),
+    "nanochat": (NanoChatForCausalLM, NanoChatConfig, {}),
+    "helium": (HeliumForCausalLM, HeliumConfig, {"head_dim": 16}),
+    "hyperclovax": (HyperCLOVAXForCausalLM, HyperCLOVAXConfig, {**_GRANITE, "attention_multiplier": None}),
+    "granite-swa": (
+        GraniteSWAForCausalLM,
+        GraniteSWAConfig,
+        {**_GRANITE, "sliding_window": 24, "layer_rope_theta": [1e4, 0, 500.0]},
+    ),
+    "granite-moe-swa": (
+        GraniteMoeSWAForCausalLM,
+        GraniteMoeSWAConfig,
+        {**_GRANITE, "sliding_window": 24, "num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
     "stablelm": (StableLmForCausalLM, StableLmConfig, {"use_qkv_bias": True}),
     "starcoder2": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": 24}),
     "phi": (PhiForCausalLM, PhiConfig, {}),
@@ -537,13 +639,15 @@ def load_reference(directory: Path, attention: str = "eager") -> PreTrainedModel
     return model.eval()
 
 
-def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> list[int]:
+def reference_tokens(
+    model: PreTrainedModel, prompt: Sequence[int], count: int, guess: Sequence[int] = (), **inputs: Any
+) -> list[int]:
     """`count` greedy tokens after the prompt, EOS or not. What is right in `guess` takes one step in all, instead of
-    one for each token; the answer does not depend on it."""
+    one for each token; the answer does not depend on it. `inputs`: of the model, beside its tokens."""
     tokens: list[int] = []
     with torch.inference_mode():
         if guess:
-            logits = model(torch.tensor([[*prompt, *guess[: count - 1]]]), use_cache=False).logits[0]
+            logits = model(torch.tensor([[*prompt, *guess[: count - 1]]]), use_cache=False, **inputs).logits[0]
             best = logits[len(prompt) - 1 :].argmax(-1).tolist()
             right = next((n for n, pair in enumerate(zip(best, guess, strict=False)) if pair[0] != pair[1]), len(best))
             tokens = best[: right + 1]
@@ -551,7 +655,8 @@ def reference_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int, 
             ids = torch.tensor([[*prompt, *tokens]])
             # Without a mask, generate() hides every token of the prompt that equals the pad token.
             mask = torch.ones_like(ids)
-            output = model.generate(ids, attention_mask=mask, max_new_tokens=count - len(tokens), do_sample=False)
+            left = count - len(tokens)
+            output = model.generate(ids, attention_mask=mask, max_new_tokens=left, do_sample=False, **inputs)
             tokens = output[0, len(prompt) :].tolist()
     return tokens
 

@@ -79,6 +79,6 @@ def test_figures_are_those_of_the_data() -> None:
     """Else: python loadtest/benchmarks figures."""
     figures = read()
     assert {name: (ROOT / name).read_text() for name in pages(figures)} == pages(figures)
-    assert len(figures.readme) == 5
+    assert sum(bool(row.text) for row in figures.readme) == 8, "the README is short"
     named = {name for table in figures.table for name in table.code}
     assert [path for name in named for path in figures.paths[name] if not (ROOT / path).exists()] == []

@@ -251,11 +251,7 @@ class EngineCore:
 
 
 def _beyond_the_cache(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier | SharedCache | None:
-    """Where blocks go, or come from, beyond the runner's KV cache. Raises UnsupportedError for a model with recurrent
-    layers: without their states, blocks are of no use."""
-    flag = "--prefill-replicas" if config.handover is not None else "--kv-offload-dir" if config.kv_offload_dir else ""
-    if flag and runner.info.states is not None:
-        raise UnsupportedError(f"{flag}: recurrent states cannot be kept outside of the engine ({runner.info.runner}).")
+    """Where blocks go, or come from, beyond the runner's KV cache."""
     if config.handover is not None:
         from penstock.engines.handover.handover import shared_cache
 

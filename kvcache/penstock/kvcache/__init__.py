@@ -6,7 +6,7 @@ from penstock.kvcache.integrity import IntegrityError
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.retention import Retention
-from penstock.kvcache.states import HybridCacheManager, StateGroup
+from penstock.kvcache.states import HybridCacheManager, StateGroup, cache_manager
 from penstock.kvcache.table import NO_BLOCK, BlockTables, Growth, KVGroup, largest_chunk, longest_request
 from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
@@ -33,6 +33,7 @@ __all__ = [
     "KVGroup",
     "Retention",
     "StateGroup",
+    "cache_manager",
     "largest_chunk",
     "longest_request",
 ]

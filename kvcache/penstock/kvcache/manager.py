@@ -233,6 +233,14 @@ class KVCacheManager:
             evicted.clear()
         return saves
 
+    def find(self, key: BlockHash) -> int | None:
+        """The id of what the prefix cache has for this key of the tier or the source."""
+        return self.pool.lookup(key)
+
+    def cached_blocks(self) -> list[tuple[int, BlockHash]]:
+        """(id, key) of all that the prefix cache has, what is used last first."""
+        return self.pool.cached_blocks()
+
     def clear_cache(self) -> None:
         """Empties the prefix cache, and the tier. Blocks in use stay with their holders."""
         self.pool.clear_cache()

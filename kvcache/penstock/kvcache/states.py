@@ -6,23 +6,27 @@ with the state behind the tokens of the k-th interval, as far as they are comput
 checkpoint: it is never written again, and the prefix cache knows it by the hash of the tokens up to there. The token
 that begins the next interval reads it and writes a row of its own.
 
+Outside of the engine a row is as many blocks as its bytes take, its parts: each has a key and an id of its own, the
+ids behind those of the pool's blocks.
+
 A request keeps its last checkpoint beside the row in use. What has to go back (a prefix hit, a fork, steps that are
 lost) goes back to a checkpoint, and computes the tokens behind it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kvcache.hashing import Attachment, BlockHasher, Chains, HashChain
+from penstock.kvcache.hashing import DIGEST_SIZE, Attachment, BlockHasher, Chains, HashChain
 from penstock.kvcache.integrity import require
 from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
 from penstock.kvcache.prefixes import NO_HASHES, PrefixMatcher
 from penstock.kvcache.retention import Retention
 from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, KVGroup
+from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
 
 _KEPT_ROWS = 2
 """Of a request between two steps: its last checkpoint, and the row in use."""
@@ -55,14 +59,26 @@ class StateGroup:
         return min(chunk, rows * self.interval)
 
 
+def part_keys(block_hash: BlockHash, parts: int) -> list[BlockHash]:
+    """What the parts of a row are known by. No block of a group has such a key (`group_key`): they are longer."""
+    return [block_hash + part.to_bytes(_PART_BYTES) for part in range(parts)]
+
+
+_PART_BYTES = 3
+
+
 class CheckpointMatcher(PrefixMatcher):
     """A prefix ends at a checkpoint. One token at least is left to compute: the state behind the last one would be of
     no use for its logits."""
 
-    def __init__(self, groups: Sequence[KVGroup], pool: BlockPool, rows: BlockPool, interval: int) -> None:
+    def __init__(
+        self, groups: Sequence[KVGroup], pool: BlockPool, rows: BlockPool, interval: int, parts: int = 0
+    ) -> None:
+        """`parts` of a row; 0: rows are nowhere else."""
         super().__init__(groups, pool)
         self._rows = rows
         self._interval = interval
+        self._parts = parts
 
     def match(
         self, token_ids: Sequence[int], chains: Chains, limit: int, beside: Container[BlockHash] = NO_HASHES
@@ -70,13 +86,26 @@ class CheckpointMatcher(PrefixMatcher):
         length = super().match(token_ids, chains, min(limit, len(token_ids) - 1), beside)
         chain, count = chains[-1], length // self._interval
         chain.extend(token_ids, count)
-        while count and self._rows.lookup(chain.hashes[count - 1]) is None:
+        while count and not self._is_known(chain.hashes[count - 1], beside):
             count -= 1
         return count * self._interval
 
+    def _is_known(self, block_hash: BlockHash, beside: Container[BlockHash]) -> bool:
+        if self._rows.lookup(block_hash) is not None:
+            return True
+        return self._parts > 0 and all(key in beside for key in part_keys(block_hash, self._parts))
+
+    def not_in_pool(self, chains: Chains, matched: int, length: int) -> list[BlockHash]:
+        missing = super().not_in_pool(chains, matched, length)
+        if matched:
+            checkpoint = chains[-1].hashes[matched // self._interval - 1]
+            if self._rows.lookup(checkpoint) is None:
+                missing += part_keys(checkpoint, self._parts)
+        return missing
+
 
 class HybridCacheManager(KVCacheManager):
-    """Gives blocks and rows. There is nothing behind its pools: offloading and handing over know blocks only."""
+    """Gives blocks and rows."""
 
     def __init__(
         self,
@@ -86,14 +115,28 @@ class HybridCacheManager(KVCacheManager):
         *,
         enable_prefix_caching: bool = True,
         hasher: BlockHasher | None = None,
+        tier: BlockTier | None = None,
+        source: BlockSource | None = None,
+        parts: int = 0,
     ) -> None:
-        super().__init__(num_blocks, groups, enable_prefix_caching=enable_prefix_caching, hasher=hasher)
+        """`parts`: of a row, in the tier and the source."""
+        super().__init__(
+            num_blocks,
+            groups,
+            enable_prefix_caching=enable_prefix_caching,
+            hasher=hasher,
+            tier=tier,
+            source=source,
+        )
         if any(group.window or states.interval % group.block_size for group in groups):
             raise ValueError(f"checkpoints of {states} do not fit {list(groups)}")
         self.rows: BlockPool = BlockPool(states.num_rows)
         self._table = states.table
         self._interval = states.interval
-        self._prefixes = CheckpointMatcher(self.groups, self.pool, self.rows, states.interval)
+        self._parts = parts
+        if tier is not None:
+            self.rows.evicted = []
+        self._prefixes = CheckpointMatcher(self.groups, self.pool, self.rows, states.interval, parts)
 
     def chains(self, *, adapter: str = "", salt: str = "", attachments: Sequence[Attachment] = ()) -> Chains:
         chains = super().chains(adapter=adapter, salt=salt, attachments=attachments)
@@ -127,32 +170,86 @@ class HybridCacheManager(KVCacheManager):
         if admitted is None:
             self.rows.release(states.held)
             return None
+        admitted[0].loads += self._checkpoint_loads(states, matched // self._interval, fetched)
         self._use(admitted[0], states)
         return admitted
 
     def _first_rows(self, start: int, end: int, chain: HashChain) -> BlockTable | None:
-        """A table with the checkpoint at `start`, and rows for the tokens up to `end`. None: rows are short."""
+        """A table with the checkpoint at `start`, and rows for the tokens up to `end`. One that was fetched gets a row,
+        and is published like a computed one. None: rows are short."""
         states = BlockTable(self._table, len(self.groups), chain)
-        count = states.num_published = start // self._interval
+        count = start // self._interval
         states.first = max(0, count - 1)
         checkpoint = [self.rows.lookup(block_hash) for block_hash in chain.hashes[states.first : count]]
         kept = [row for row in checkpoint if row is not None]
+        states.num_published = states.first + len(kept)
         self.rows.retain(kept)
-        missing = -(-end // self._interval) - count
+        missing = -(-end // self._interval) - states.num_published
         if missing > self.rows.num_free:
             self.rows.release(kept)
             return None
         states.block_ids = [NO_BLOCK] * states.first + kept + self.rows.allocate(missing)
+        if kept:
+            self._note_use(chain.hashes[count - 1 : count])
         return states
+
+    def _checkpoint_loads(
+        self, states: BlockTable, count: int, fetched: Mapping[BlockHash, Any]
+    ) -> list[tuple[int, Any]]:
+        """The parts of the checkpoint behind `count` intervals, if it was fetched."""
+        if states.num_published == count:
+            return []
+        parts = self._parts_of(states.block_ids[count - 1], states.chain.hashes[count - 1])
+        return [(part, fetched[key]) for part, key in parts]
+
+    def _part_ids(self, row: int) -> range:
+        first = self.pool.num_blocks + row * self._parts
+        return range(first, first + self._parts)
+
+    def _note_use(self, block_hashes: Sequence[BlockHash]) -> None:
+        if self.in_use is not None:
+            for block_hash in block_hashes:
+                self.in_use.update(dict.fromkeys(part_keys(block_hash, self._parts)))
 
     def _use(self, tables: BlockTables, states: BlockTable) -> None:
         tables.states = states
         tables.capacity = min(tables.capacity, len(states.block_ids) * self._interval)
         self._set_thresholds(tables)
 
+    # -- what is behind the pool, or beside it ---------------------------------------------------------------
+
+    def find(self, key: BlockHash) -> int | None:
+        block_hash, part = key[:-_PART_BYTES], key[-_PART_BYTES:]
+        if len(block_hash) != DIGEST_SIZE:
+            return super().find(key)
+        row = self.rows.lookup(block_hash)
+        return None if row is None else self._part_ids(row)[int.from_bytes(part)]
+
+    def cached_blocks(self) -> list[tuple[int, BlockHash]]:
+        """Checkpoints come first: without one, blocks are of no use."""
+        rows = self.rows.cached_blocks()
+        parts = [pair for row, known in rows for pair in self._parts_of(row, known)]
+        return parts + super().cached_blocks()
+
+    def _parts_of(self, row: int, block_hash: BlockHash) -> Iterable[tuple[int, BlockHash]]:
+        return zip(self._part_ids(row), part_keys(block_hash, self._parts), strict=True)
+
+    def take_saves(self) -> list[BlockSave]:
+        saves, evicted = super().take_saves(), self.rows.evicted
+        if self.tier is not None and evicted:
+            for row, block_hash in reversed(evicted):
+                for part, key in self._parts_of(row, block_hash):
+                    slot = self.tier.reserve(key)
+                    if slot is not None:
+                        saves.append(BlockSave(part, slot, key))
+            evicted.clear()
+        return saves
+
     def clear_cache(self) -> None:
         super().clear_cache()
         self.rows.clear_cache()
+        if self.rows.evicted is not None:
+            self.rows.evicted.clear()
 
     # -- tokens come in --------------------------------------------------------------------------------------
 
@@ -170,10 +267,13 @@ class HybridCacheManager(KVCacheManager):
         return growth
 
     def _set_thresholds(self, tables: BlockTables) -> None:
-        """Intervals are whole blocks, so whenever there is a row to publish there is a block, too."""
+        """Intervals are whole blocks, so whenever there is a computed row to publish there is a block, too; a fetched
+        one is published with the first step."""
         super()._set_thresholds(tables)
         if tables.states is not None:
             tables.next_trim = (tables.states.first + 2) * self._interval
+            if self.enable_prefix_caching:
+                tables.next_publish = min(tables.next_publish, (tables.states.num_published + 1) * self._interval)
 
     def publish(self, tables: BlockTables, token_ids: Sequence[int], num_computed: int) -> None:
         states, count = _states(tables), num_computed // self._interval
@@ -182,6 +282,7 @@ class HybridCacheManager(KVCacheManager):
             first = max(states.num_published, states.first)
             for row, block_hash in zip(states.block_ids[first:count], states.chain.hashes[first:count], strict=True):
                 self.rows.publish(row, block_hash)
+            self._note_use(states.chain.hashes[first:count])
             states.num_published = count
         super().publish(tables, token_ids, num_computed)
 
@@ -251,3 +352,31 @@ class HybridCacheManager(KVCacheManager):
 def _states(tables: BlockTables) -> BlockTable:
     assert tables.states is not None
     return tables.states
+
+
+def cache_manager(
+    num_blocks: int,
+    groups: Sequence[KVGroup],
+    states: StateGroup | None,
+    *,
+    enable_prefix_caching: bool = True,
+    hasher: BlockHasher | None = None,
+    tier: BlockTier | None = None,
+    source: BlockSource | None = None,
+    parts: int = 0,
+) -> KVCacheManager:
+    """For models with and without recurrent layers; arguments as the managers have them."""
+    if states is None:
+        return KVCacheManager(
+            num_blocks, groups, enable_prefix_caching=enable_prefix_caching, hasher=hasher, tier=tier, source=source
+        )
+    return HybridCacheManager(
+        num_blocks,
+        groups,
+        states,
+        enable_prefix_caching=enable_prefix_caching,
+        hasher=hasher,
+        tier=tier,
+        source=source,
+        parts=parts,
+    )

@@ -100,6 +100,8 @@ def _readme_table(figures: Figures) -> Iterator[str]:
     yield "| Penstock beside | ratio | measured |"
     yield "|---|---:|---|"
     for row in figures.readme:
+        if not row.text:
+            continue
         result = results[row.name]
         yield f"| {row.text} | {result.figure} | {result.date}, {result.cpu} |"
 

@@ -40,7 +40,8 @@ class ReadmeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     name: str
     """By which `--measure` knows it."""
     title: str
-    text: str
+    text: str = ""
+    """In the README's table; a row without stands on the page alone."""
     code: tuple[str, ...]
     """Names of `paths`: what is measured."""
     method: str

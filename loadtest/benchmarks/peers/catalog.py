@@ -39,7 +39,7 @@ _ALL = (
             "openvino-genai==2026.4.1.0",
             "openvino-tokenizers==2026.4.1.0",
             "optimum-intel[openvino]==2.2.0",
-            "transformers==5.5.4",
+            "transformers==5.2.0",
         ),
         packages=("openvino-genai", "openvino"),
     ),

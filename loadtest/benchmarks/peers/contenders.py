@@ -43,7 +43,7 @@ def _peer(name: str, start: Start | None, engine: str = "") -> Contender:
 _BF16 = "bf16, keys and values too"
 _NATIVE = f"{_BF16} (f32 on a CPU without bf16)"
 _LANGUAGE = (
-    *("{model}", "--served-model-name", "m", "--no-prefix-caching", "--max-model-len", str(2 * launch.SEQUENCE)),
+    *("{model}", "--served-model-name", "m", "{prefix_caching}", "--max-model-len", "{length}"),
     *("--max-num-seqs", "{places}", "--max-num-batched-tokens", str(launch.STEP_TOKENS)),
 )
 _WHOLE_STEPS = ("--itl-target-ms", "0")

@@ -12,10 +12,11 @@ import msgspec
 
 from benchmarks.peers.peers_folder import FOREIGN, PeersFolder
 from benchmarks.peers.process import Ports
-from benchmarks.peers.recipes import W8A8, gguf_form, openvino_form, triton_environment
+from benchmarks.peers.recipes import MMPROJ, W8A8, gguf_form, openvino_form, triton_environment
+from benchmarks.peers.shapes import SHAPES
 
 SEQUENCE = 1024
-"""Tokens that a server must have room for in each place of a batch."""
+"""Tokens that a server must have room for in each place of a batch, at least."""
 STEP_TOKENS = 2048
 """Of prompts and answers, at most in one step of an engine: what one more of them costs others is each server's choice,
 and throughput depends on it. OpenVINO GenAI's stands in its program."""
@@ -36,6 +37,10 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """That the server may use."""
     places: int
     """Most requests at a time."""
+    sequence: int = SEQUENCE
+    """Tokens that each of them may have."""
+    reuse: bool = False
+    """Prompts are kept, and read again where they go on."""
     timeout: float
 
     @property
@@ -71,7 +76,7 @@ def vllm(at: Surroundings, ports: Ports) -> Launch:
     """Eager where there is no compiler for its graph. With small weights it gets all cores, as the engine that it is
     compared with then. Log lines for each request are off."""
     cores = at.engine_cores if at.weights == "native" else at.cores
-    limits = ["--max-model-len", str(2 * SEQUENCE), "--max-num-seqs", str(at.places), "--dtype", "bfloat16"]
+    limits = ["--max-model-len", str(2 * at.sequence), "--max-num-seqs", str(at.places), "--dtype", "bfloat16"]
     limits += ["--max-num-batched-tokens", str(STEP_TOKENS)]
     switches = [*([] if shutil.which("g++") else ["--enforce-eager"]), "--no-enable-prefix-caching"]
     switches.append("--no-enable-log-requests")
@@ -96,7 +101,8 @@ def vllm(at: Surroundings, ports: Ports) -> Launch:
 
 
 def llamacpp(at: Surroundings, ports: Ports) -> Launch:
-    """Each slot has a cache of its own. Prompts and idle slots are not kept; log lines for each request are off."""
+    """Each slot has a cache of its own. Unless prompts are to be kept, which its defaults do (with checkpoints of
+    recurrent states), neither they nor idle slots are; log lines for each request are off."""
     threads = str(len(at.cores))
     weights: Argv = [
         "--model",
@@ -106,9 +112,11 @@ def llamacpp(at: Surroundings, ports: Ports) -> Launch:
         "--port",
         str(ports.http),
     ]
-    slots = ["--parallel", str(at.places), "--ctx-size", str(at.places * SEQUENCE)]
+    slots = ["--parallel", str(at.places), "--ctx-size", str(at.places * at.sequence)]
     work = ["--threads", threads, "--threads-batch", threads, "--batch-size", str(STEP_TOKENS), "--ubatch-size", "512"]
-    without = ["--no-cache-prompt", "--cache-ram", "0", "--log-verbosity", "2"]
+    if SHAPES[at.model].vision is not None:
+        weights += ["--mmproj", at.peers_folder.converted(at.model, MMPROJ)]
+    without = ["--log-verbosity", "2", *([] if at.reuse else ["--no-cache-prompt", "--cache-ram", "0"])]
     return Launch(
         argv=[at.peers_folder.llama_server, *weights, *slots, *work, *without],
         sampled_extra='{"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0}',  # it truncates by default
@@ -124,7 +132,7 @@ def transformers(at: Surroundings, ports: Ports) -> Launch:
         "--continuous-batching",
     ]
     where = ["--host", _ADDRESS, "--port", str(ports.http), "--device", "cpu", "--dtype", "bfloat16"]
-    blocks = ["--cb-block-size", "32", "--cb-num-blocks", str(at.places * SEQUENCE // 32)]
+    blocks = ["--cb-block-size", "32", "--cb-num-blocks", str(at.places * at.sequence // 32)]
     batch = ["--cb-max-batch-tokens", str(STEP_TOKENS), "--no-cb-use-cuda-graph", "--attn-implementation", "sdpa"]
     return Launch(
         argv=[*program, *where, *blocks, *batch],
@@ -197,6 +205,8 @@ def penstock(environment: str, *flags: str) -> Start:
             "threads": len(at.cores),
             "engine_threads": len(at.engine_cores),
             "places": at.places,
+            "length": 2 * at.sequence,
+            "prefix_caching": "--prefix-caching" if at.reuse else "--no-prefix-caching",
             "kv": f"{KV_GIB}GiB",
             "repositories": at.peers_folder.root / "repositories",
         }

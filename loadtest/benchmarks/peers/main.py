@@ -113,14 +113,18 @@ def _set_up(peers_folder: PeersFolder, chosen: PeersSettings, groups: Sequence[G
             make_model(peers_folder, model)
     if any(group.table == "tensors" for group in groups):
         make_repositories(peers_folder, onnx=not CONTENDERS["penstock-onnx"].lacking)
-    for name in dict.fromkeys(group.peer for group in groups if group.peer in PEERS):
-        forms = {(group.model, group.weights) for group in groups if group.peer == name and group.model}
+    for name in _peers_of(groups):
+        forms = {(group.model, group.weights) for group in groups if name in group.peers and group.model}
         try:
             _prepare(peers_folder, PEERS[name], sorted(forms), chosen)
         except SetupError as error:
             skipped[name] = str(error)
             _say(f"{name} is left out: {error}")
     return skipped
+
+
+def _peers_of(groups: Sequence[Group]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group.peers))
 
 
 def _prepare(peers_folder: PeersFolder, peer: Peer, forms: Sequence[tuple[str, str]], chosen: PeersSettings) -> None:
@@ -139,7 +143,7 @@ def _versions(peers_folder: PeersFolder, groups: Sequence[Group]) -> dict[str, d
     """Of what stands in the tables; llama.cpp is known by the distribution that its source is from."""
     own = {package.metadata["Name"].lower(): package.version for package in distributions()}
     versions = {"penstock": {package: own[package] for package in _OWN if package in own}}
-    for name in dict.fromkeys(group.peer for group in groups if group.peer in PEERS):
+    for name in _peers_of(groups):
         peer = PEERS[name]
         installed = dict([LLAMA_CPP.split("==")]) | peers_folder.versions(name)
         versions[name] = {package: installed[package] for package in peer.packages if package in installed}

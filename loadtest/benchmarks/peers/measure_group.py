@@ -11,10 +11,10 @@ import msgspec
 from benchmarks.peers.checks import check_tensors
 from benchmarks.peers.contenders import CONTENDERS, Contender
 from benchmarks.peers.in_process import InProcess
-from benchmarks.peers.launch import Surroundings, all_cores, genai
+from benchmarks.peers.launch import SEQUENCE, Surroundings, all_cores, genai
 from benchmarks.peers.notes import case_name
 from benchmarks.peers.peers_folder import PeersFolder
-from benchmarks.peers.plan import Case, Group
+from benchmarks.peers.plan import HISTORY, TURN_TOKENS, TURNS, Case, Group
 from benchmarks.peers.process import Process, confined_to, free_ports
 from benchmarks.peers.results import MAIN, Cell, GroupResult, PeersReport, Run
 from benchmarks.peers.results import CaseResult as Result
@@ -27,6 +27,14 @@ from penstock.loadtest.metrics import Figures
 from penstock.loadtest.report.formatting import number, plural
 
 Say = Callable[[str], None]
+
+
+def room_for(table: str, settings: PeersSettings) -> int:
+    """Tokens that a request may have: a power of two."""
+    prompt = HISTORY + TURNS * TURN_TOKENS if table == "turns" else settings.prompt_tokens
+    return max(SEQUENCE if table == "generation" else 2 * SEQUENCE, 1 << (prompt + settings.output_tokens).bit_length())
+
+
 _TRIALS, _TRIAL_TOKENS = 4, 16
 """Requests before the first run of a language model, and tokens of their answers: they warm up, and are counted. Long
 answers would take minutes of the slowest servers."""
@@ -99,6 +107,8 @@ class GroupMeasurement:
             weights=self._group.weights,
             cores=cores,
             places=max(case.concurrency for case in self._group.cases),
+            sequence=room_for(self._group.table, self._settings),
+            reuse=self._group.table != "generation",
             timeout=self._settings.timeout,
         )
         if contender.engine:

@@ -7,9 +7,10 @@ import shutil
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers.peers_folder import PeersFolder
-from benchmarks.peers.shapes import CONTEXT, SHAPES, VOCABULARY
+from benchmarks.peers.shapes import SHAPES, VOCABULARY, Shape, Vision
 from benchmarks.peers.weights import W8A8_CONFIG, write_weights
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -21,6 +22,11 @@ _SPLIT = (
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CONTENT = "{{ message['content'] }}"
+_PARTS = (
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
 )
 _TRAINING_CHARACTERS = 10_000_000
 
@@ -37,10 +43,12 @@ def make_model(peers_folder: PeersFolder, name: str, folder: Path | None = None,
     part.mkdir(parents=True)
     shape = SHAPES[name]
     shutil.copy(tokenizer, part / "tokenizer.json")
+    if shape.vision is not None:
+        _make_seeing(part, shape.vision)
     for file, content in (
         ("config.json", shape.config() | (W8A8_CONFIG if w8a8 else {})),
         ("generation_config.json", {"eos_token_id": 2, "pad_token_id": 0}),
-        ("tokenizer_config.json", _TOKENIZER_CONFIG),
+        ("tokenizer_config.json", _tokenizer_config(shape)),
     ):
         (part / file).write_text(json.dumps(content, indent=2) + "\n")
     write_weights(shape, part / "model.safetensors", w8a8=w8a8)
@@ -48,14 +56,35 @@ def make_model(peers_folder: PeersFolder, name: str, folder: Path | None = None,
     return folder
 
 
-_TOKENIZER_CONFIG = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "eos_token": SPECIAL[2],
-    "pad_token": SPECIAL[0],
-    "model_max_length": CONTEXT,
-    "clean_up_tokenization_spaces": False,
-    "chat_template": _TEMPLATE,
-}
+def _tokenizer_config(shape: Shape) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[2],
+        "pad_token": SPECIAL[0],
+        "model_max_length": shape.context,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE if shape.vision is None else _TEMPLATE.replace(_CONTENT, _PARTS),
+    }
+
+
+def _make_seeing(folder: Path, vision: Vision) -> None:
+    """Adds tokens that stand for images and around them, and how images are prepared."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    tokenizer.add_special_tokens(["<image>", "<fake_token_around_image>", "<global-img>", *tiles])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    processor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "processor_class": "SmolVLMProcessor",
+        "do_image_splitting": True,
+        "size": {"longest_edge": vision.longest_edge},
+        "max_image_size": {"longest_edge": vision.side},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
 
 
 def _tokenizer(peers_folder: PeersFolder) -> Path:

@@ -59,7 +59,8 @@ class PeersFolder:
         return self.root / "models" / name
 
     def converted(self, name: str, form: str) -> Path:
-        """`ov` and `ov-int4`: OpenVINO's IR, a folder; `gguf` and `Q4_K_M.gguf`: a file; `w8a8`: a checkpoint."""
+        """`ov` and `ov-int4`: OpenVINO's IR, a folder; `gguf` and `Q4_K_M.gguf`: a file; `mmproj.gguf`: an encoder of
+        images; `w8a8`: a checkpoint."""
         return self.root / "models" / (f"{name}.gguf" if form == "gguf" else f"{name}-{form}")
 
     def repository(self, name: str) -> Path:

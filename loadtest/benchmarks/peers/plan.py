@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from benchmarks.peers.catalog import PEERS
@@ -44,9 +46,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return self.contenders[0]
 
     @property
+    def peers(self) -> list[str]:
+        return [name for name in self.contenders if name in PEERS]
+
+    @property
     def pinned(self) -> bool:
         """Servers on the first core and clients on the others; a language model gets all there is."""
-        return self.table != "generation"
+        return not self.model
 
 
 _GENERATION = {
@@ -78,8 +84,21 @@ _STREAMS = {
 """What takes part in the tables without a model."""
 
 
+HISTORY, TURNS, TURN_TOKENS = 8000, 20, 200
+"""An agent's session: tokens before its first turn, turns, and what each adds: its question and the answer before."""
+ORDERED = ("turns", "images")
+"""Tables whose requests differ by their order: the first one finds nothing that is kept."""
+PICTURE = (1024, 768)
+"""Pixels of an image."""
+_TURNS = {"llamacpp": ("penstock",)}
+_IMAGES = {"llamacpp": ("penstock",)}
+"""Peers that are servers, read prompts again where they ended, and read images."""
+
+
 def requests_of(case: Case, settings: PeersSettings) -> int:
     """In a run of the generation tables."""
+    if case.table == "turns":
+        return TURNS
     shape = SHAPES[case.model]
     return max(settings.waves * shape.waves * case.concurrency, shape.least_requests)
 
@@ -92,7 +111,11 @@ def plan(settings: PeersSettings) -> list[Group]:
         groups += [_streams(table, settings) for table in _STREAMS if table in settings.tables]
     if "tensors" in settings.tables:
         groups += [_tensors(peer, settings) for peer in _SERVED if peer in chosen]
-    if "generation" in settings.tables:
+    if "generation" in settings.tables and settings.together:
+        groups += [
+            _together(chosen, model, weights, settings) for model in settings.models for weights in settings.weights
+        ]
+    elif "generation" in settings.tables:
         for model in sorted(settings.models, key=list(SHAPES).index):
             groups += [
                 _generation(peer, model, weights, settings)
@@ -100,7 +123,21 @@ def plan(settings: PeersSettings) -> list[Group]:
                 for peer in _GENERATION
                 if peer in chosen and (weights == "native" or weights in QUANTIZED.get(peer, {}))
             ]
+    for table, peers in zip(ORDERED, (_TURNS, _IMAGES), strict=True):
+        if table in settings.tables:
+            groups += [
+                _chats(table, (peer, *ours), model, weights)
+                for model in settings.models
+                for weights in settings.weights
+                for peer, ours in peers.items()
+                if peer in chosen and (SHAPES[model].vision is not None) == (table == "images")
+            ]
     return groups
+
+
+def _chats(table: str, contenders: tuple[str, ...], model: str, weights: str) -> Group:
+    case = Case(table=table, model=model, protocol="openai-chat", concurrency=1)
+    return Group(table=table, contenders=contenders, cases=(case,), model=model, weights=weights)
 
 
 def _streams(table: str, settings: PeersSettings) -> Group:
@@ -122,10 +159,19 @@ def _tensors(peer: str, settings: PeersSettings) -> Group:
 
 
 def _generation(peer: str, model: str, weights: str, settings: PeersSettings) -> Group:
+    ours = _GENERATION[peer] if weights == "native" else ("penstock",)
+    return _generating((peer, *ours), model, weights, settings)
+
+
+def _together(peers: Sequence[str], model: str, weights: str, settings: PeersSettings) -> Group:
+    able = [peer for peer in peers if peer in _GENERATION and (weights == "native" or weights in QUANTIZED[peer])]
+    return _generating((*able, "penstock"), model, weights, settings)
+
+
+def _generating(contenders: tuple[str, ...], model: str, weights: str, settings: PeersSettings) -> Group:
     cases = [
         Case(table="generation", model=model, protocol="openai-completions", concurrency=places, sampled=sampled)
         for sampled, counts in ((False, settings.concurrency), (True, settings.sampled))
         for places in counts
     ]
-    ours = _GENERATION[peer] if weights == "native" else ("penstock",)
-    return Group(table="generation", contenders=(peer, *ours), cases=tuple(cases), model=model, weights=weights)
+    return Group(table="generation", contenders=contenders, cases=tuple(cases), model=model, weights=weights)

@@ -17,6 +17,7 @@ from benchmarks.peers.catalog import LLAMA_CPP, TORCH, Peer
 from benchmarks.peers.models import make_model
 from benchmarks.peers.peers_folder import FOREIGN, PeersFolder
 from benchmarks.peers.plan import QUANTIZED
+from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.shell import OFFLINE, SetupError, run
 
 
@@ -131,7 +132,7 @@ def llama_tree(peers_folder: PeersFolder, log: Path) -> Path:
     return tree / "vendor" / "llama.cpp"
 
 
-W8A8 = "w8a8"
+W8A8, MMPROJ = "w8a8", "mmproj.gguf"
 
 
 def openvino_form(weights: str) -> str:
@@ -151,6 +152,9 @@ def convert(peers_folder: PeersFolder, peer: str, model: str, weights: str = "na
     elif peer == "llamacpp":
         whole = peers_folder.converted(model, "gguf")
         _convert(whole, lambda part: _to_gguf(peers_folder, model, part, log))
+        if SHAPES[model].vision is not None:
+            encoder = peers_folder.converted(model, MMPROJ)
+            _convert(encoder, lambda part: _to_gguf(peers_folder, model, part, log, "--mmproj"))
         if weights != "native":
             smaller = [peers_folder.llama_server.with_name("llama-quantize"), whole]
             path, kind = peers_folder.converted(model, gguf_form(weights)), QUANTIZED[peer][weights]
@@ -173,13 +177,21 @@ def _to_openvino(peers_folder: PeersFolder, model: str, weights: str, part: Path
     """Half precision in the files, or a smaller type; what is computed in is the plugin's choice for the CPU."""
     stored = "fp16" if weights == "native" else weights
     task = ["--task", "text-generation-with-past", "--weight-format", stored]
+    if weights == "int4":
+        task += ["--group-size-fallback", "ignore"]  # of what is too small for a group: rotary positions of Qwen3.5
     tool = peers_folder.program("openvino", "optimum-cli")
     run([tool, "export", "openvino", "-m", peers_folder.model(model), *task, part], log, env=OFFLINE)
 
 
-def _to_gguf(peers_folder: PeersFolder, model: str, part: Path, log: Path) -> None:
-    script = [peers_folder.program("llamacpp"), FOREIGN / "convert_gguf.py", llama_tree(peers_folder, log)]
-    run([*script, peers_folder.model(model), "--outtype", "bf16", "--outfile", part], log, env=OFFLINE)
+def _to_gguf(peers_folder: PeersFolder, model: str, part: Path, log: Path, *flags: str) -> None:
+    script: list[str | Path] = [
+        peers_folder.program("llamacpp"),
+        FOREIGN / "convert_gguf.py",
+        llama_tree(peers_folder, log),
+    ]
+    if SHAPES[model].delta is not None:
+        script.append("--no-mtp")  # random weights predict nothing
+    run([*script, peers_folder.model(model), *flags, "--outtype", "bf16", "--outfile", part], log, env=OFFLINE)
 
 
 RECIPES: dict[str, Callable[[PeersFolder, Peer, Installing], None]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from math import nan
 from typing import Any
 
 import msgspec
@@ -20,7 +21,16 @@ SCHEMA = "penstock-peers/1"
 _TOKENS, _, _REQUESTS = RATES
 _TOGETHER = _TOKENS._replace(title="Output tokens/s, those that wait in one event")
 _PER_CPU = Figure("tokens_per_cpu_second", "Output tokens per second of CPU, each in an event", "", True)
-MAIN = {"generation": _TOKENS, "tensors": _REQUESTS, "paced": _PER_CPU, "streaming": _TOGETHER}
+_LAST = Figure("last_per_second", "Last turns begun per second", "", True)
+_FIRST = Figure("first_per_second", "Pictures answered per second, until the first token", "", True)
+MAIN = {
+    "generation": _TOKENS,
+    "tensors": _REQUESTS,
+    "paced": _PER_CPU,
+    "streaming": _TOGETHER,
+    "turns": _LAST,
+    "images": _FIRST,
+}
 """The figure that servers are compared by, for each table."""
 
 
@@ -36,6 +46,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     foreign_cores: float
     """CPU that was neither the server's nor the client's: other servers of the group, and whatever else ran."""
 
+    ttft_ms: list[float] = []
+    """Of each request, where their order matters (turns, images)."""
+
+    @property
+    def first_ms(self) -> float:
+        """Of the first request; nan: there is none."""
+        return self.ttft_ms[0] if self.ttft_ms else nan
+
+    @property
+    def last_ms(self) -> float:
+        return self.ttft_ms[-1] if self.ttft_ms else nan
+
     @property
     def tokens_per_cpu_second(self) -> float | None:
         """Of the process in front; None where its clock was too coarse."""
@@ -44,7 +66,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def main(self, table: str) -> float | None:
         """What servers are compared by in this table."""
         figure = MAIN[table]
-        return self.tokens_per_cpu_second if figure is _PER_CPU else value(self.figures, figure.path)
+        if figure is _PER_CPU:
+            return self.tokens_per_cpu_second
+        if figure in (_LAST, _FIRST):
+            return 1e3 / (self.last_ms if figure is _LAST else self.first_ms)
+        return value(self.figures, figure.path)
 
     @property
     def tokens_per_piece(self) -> float:

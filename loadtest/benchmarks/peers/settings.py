@@ -13,7 +13,9 @@ from benchmarks.peers.shapes import SHAPES
 from penstock.loadtest.errors import LoadTestError
 from penstock.loadtest.options import Positive
 
-TABLES = ("generation", "tensors", "paced", "streaming")
+TABLES = ("generation", "tensors", "paced", "streaming", "turns", "images")
+_USUAL_TABLES = TABLES[:4]
+_USUAL_MODELS = ("tiny", "qwen05b-shape")
 WEIGHTS = ("native", "int8", "int4")
 TENSOR_MODELS = ("add_sub", "identity")
 _Seconds = Annotated[float, Meta(gt=0)]
@@ -29,12 +31,20 @@ class PeersSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = False
     run: Annotated[bool, Meta(description="--no-run: set up only")] = True
     only: Annotated[tuple[str, ...], Meta(description="peers by name; default: all that are set up")] = ()
-    tables: Annotated[tuple[str, ...], Meta(description="of generation, tensors, paced, streaming")] = TABLES
-    models: Annotated[tuple[str, ...], Meta(description="for generation: tiny, qwen05b-shape")] = tuple(SHAPES)
+    tables: Annotated[tuple[str, ...], Meta(description=f"of {', '.join(TABLES)}; default: the first four")] = (
+        _USUAL_TABLES
+    )
+    models: Annotated[
+        tuple[str, ...],
+        Meta(description=f"for generation and turns, of {', '.join(SHAPES)}; default: the first two"),
+    ] = _USUAL_MODELS
     weights: Annotated[
         tuple[str, ...],
-        Meta(description="for generation: native, int8, int4; those that a peer has a form of"),
+        Meta(description="for generation, turns and images: native, int8, int4; those that a peer has a form of"),
     ] = ("native",)
+    together: Annotated[
+        bool, Meta(description="generation: all peers of --only in one table, beside Penstock's own choice")
+    ] = False
     concurrency: Annotated[tuple[Positive, ...], Meta(description="generation: requests at a time")] = (1, 4, 16, 64)
     sampled: Annotated[
         tuple[Positive, ...], Meta(description="generation: requests at a time with temperature 0.7 and top_p 0.9")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.notes import at_a_time, first_line, notes
-from benchmarks.peers.plan import PROTOCOLS
+from benchmarks.peers.plan import HISTORY, ORDERED, PICTURE, PROTOCOLS, TURN_TOKENS, TURNS
 from benchmarks.peers.results import CaseResult, Cell, GroupResult, PeersReport
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.short_table import INVALID, short_table
@@ -20,6 +20,8 @@ _HEADINGS = {
     "streaming": "Streaming without a model, as fast as it goes",
     "tensors": "Tensors over KServe v2",
     "generation": "Generation on a CPU",
+    "turns": "An agent's turns on a CPU",
+    "images": "Images on a CPU",
 }
 _ABOUT = {
     "paced": "Output tokens per second of CPU of the process that writes them (and its CPU for each token, us). All "
@@ -35,6 +37,10 @@ _ABOUT = {
     "generation": "Output tokens/s (TTFT / ITL in ms, medians). Greedy, or sampled with temperature 0.7 and top_p "
     "0.9; streamed, without EOS and prefix caching; random weights, in bf16 unless a heading says "
     "otherwise; at most 2,048 tokens in a step.",
+    "turns": f"First token of the first turn, with {HISTORY:,} tokens of history, and of turn {TURNS}, in ms. Each "
+    f"turn is {TURN_TOKENS} tokens longer than the one before; prompts are kept. Ratios are of the last turn.",
+    "images": f"First token for a JPEG of {PICTURE[0]} x {PICTURE[1]} pixels, and for the same request again, in ms. "
+    "Ratios are of the first.",
 }
 _CAVEATS = (
     "Weights are random: lengths of real prompts and answers, EOS and stop strings play no role.",
@@ -101,6 +107,8 @@ def _load(group: GroupResult) -> str:
         )
         tokens = f"Prompts of {chosen.prompt_tokens} tokens, {chosen.output_tokens} out"
         return f"{tokens}; for each place and run of {requests}. {turns}"
+    if group.table in ORDERED:
+        return f"Answers of {chosen.output_tokens} tokens. {turns}"
     if group.table in _STREAMS:
         return f"Answers of {chosen.output_tokens} tokens, runs of {chosen.seconds:g} s. {turns}"
     return f"Runs of {chosen.seconds:g} s. {turns}"
@@ -149,6 +157,8 @@ _CASE_HEAD = {
     "tensors": ("model", "protocol", "in flight"),
     "paced": ("streams",),
     "streaming": ("streams",),
+    "turns": ("at a time",),
+    "images": ("at a time",),
 }
 _STREAMS = ("paced", "streaming")
 
@@ -186,6 +196,8 @@ def _figures(table_: str, cell: Cell) -> str:
     front = cell.middle("front_cpu_us")
     if table_ == "paced":
         return f"{number(1e6 / front)} ({number(front)})" if front else "–"
+    if table_ in ORDERED:
+        return f"{number(cell.middle('first_ms'))} / {number(cell.middle('last_ms'))}"
     if table_ == "streaming":
         return number(figures.output_tokens_per_s) + (f" ({number(1e3 / front)})" if front else "")
     return f"{number(figures.output_tokens_per_s)} ({_middle(figures, 'ttft_ms')} / {_middle(figures, 'itl_ms')})"

@@ -148,6 +148,10 @@ class ImageInput(msgspec.Struct, frozen=True, array_like=True):
     tiles: tuple[tuple[int, int], ...]
     """(height, width) of each in pixels, as `ModelInfo.image_grid` allows them."""
 
+    def moved(self, by: int) -> ImageInput:
+        """In a prompt that has so many more tokens before it."""
+        return msgspec.structs.replace(self, spans=tuple((start + by, count) for start, count in self.spans))
+
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """One prompt and its n parallel samples."""

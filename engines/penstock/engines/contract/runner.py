@@ -85,6 +85,12 @@ class BlockHost(Protocol):
         """Bytes of a block's contents."""
         ...
 
+    @property
+    def row_parts(self) -> int:
+        """As how many blocks a row of recurrent states is read and written; 0: the model has none. The parts of row r
+        are the blocks `num_blocks + r * row_parts` and following."""
+        ...
+
     def cache_identity(self) -> str:
         """Differs whenever the same tokens could give other contents: by model, weights, types, layout, versions."""
         ...

@@ -22,9 +22,12 @@ _QWEN3 = {"rope_theta": 500000.0, "mrope_section": [24, 20, 20], "mrope_interlea
 _QWEN3_5 = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+    "Gemma3nForConditionalGeneration": ("Gemma3nForCausalLM", {}),
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
+    "InternVLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
+    "Lfm2VlForConditionalGeneration": ("Lfm2ForCausalLM", {}),
     "LlavaForConditionalGeneration": ("LlamaForCausalLM", {}),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
     "SmolVLMForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
@@ -36,9 +39,14 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 """By architecture: that of the language model, and what its settings mean where they are left out."""
 TEXT_PARTS = tuple(_TEXT_PARTS)
-_MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+_MISTRALS = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
 _SEVERAL = {**_MISTRALS, "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_BY_TYPE = {"LlavaForConditionalGeneration": _SEVERAL, "Mistral3ForConditionalGeneration": _MISTRALS}
+_BY_TYPE = {
+    "InternVLForConditionalGeneration": _SEVERAL,
+    "Lfm2VlForConditionalGeneration": {"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"},
+    "LlavaForConditionalGeneration": _SEVERAL,
+    "Mistral3ForConditionalGeneration": _MISTRALS,
+}
 """By architecture, and by model_type of the language model where there are several."""
 
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")

@@ -18,7 +18,7 @@ from penstock.engines.inbox import Inbox
 from penstock.engines.offload import READING_BYTES
 from penstock.engines.offload.block_file import RECORD_BYTES
 from penstock.engines.scheduler.prefetch import Prefetches
-from penstock.kvcache import BlockHash, BlockHasher, KVCacheManager
+from penstock.kvcache import BlockHash, BlockHasher, KVCacheManager, cache_manager
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Handover:
             logger.warning("blocks are not handed over any more: %s", error or "no memory")
 
     def _write(self, own: OwnRegion, keys: Sequence[BlockHash]) -> None:
-        blocks = [(block_id, key) for key in keys if (block_id := self._kv.pool.lookup(key)) is not None]
+        blocks = [(block_id, key) for key in keys if (block_id := self._kv.find(key)) is not None]
         if not blocks:
             return
         contents = self._host.read_blocks([block_id for block_id, _ in blocks])
@@ -170,5 +170,7 @@ def shared_cache(runner: ModelRunner, config: HandoverConfig) -> SharedCache:
     own = next((region for region in regions if isinstance(region, OwnRegion)), None)
     info = runner.info
     hasher = BlockHasher(config.key, adapters_of=config.key)
-    kv = KVCacheManager(info.num_blocks, info.kv_groups, hasher=hasher, source=shared)
+    kv = cache_manager(
+        info.num_blocks, info.kv_groups, info.states, hasher=hasher, source=shared, parts=runner.row_parts
+    )
     return SharedCache(kv, runner, shared, own)

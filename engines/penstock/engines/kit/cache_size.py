@@ -25,6 +25,10 @@ _LARGEST = {
 all memory before it fails."""
 
 
+_OF_LAYERS = "intermediate_size"
+"""It may be a list with a number for each layer, unless these have to be alike."""
+
+
 class CacheSettings(Protocol):
     """What the settings of all runners have in common."""
 
@@ -38,13 +42,15 @@ class CacheSettings(Protocol):
     def max_num_batched_tokens(self) -> int: ...
 
 
-def check_model_sizes(settings: Mapping[str, Any]) -> None:
-    """`settings` is config.json. Raises UnsupportedError for sizes that no model has."""
+def check_model_sizes(settings: Mapping[str, Any], *, alike: bool = False) -> None:
+    """`settings` is config.json; `alike`: all layers are. Raises UnsupportedError for sizes that no model has."""
     for key, most in _LARGEST.items():
         value = settings.get(key)
         if value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        is_list = key == _OF_LAYERS and not alike and isinstance(value, list)
+        numbers = value if is_list and len(value) == settings.get("num_hidden_layers") else [value]
+        if not all(type(number) is int and 0 <= number <= most for number in numbers):
             raise UnsupportedError(f"config.json has {key}={value!r:.40}, which is not a number from 0 to {most}")
 
 

@@ -24,7 +24,7 @@ from penstock.engines.offload.block_file import RECORD_BYTES, BlockFile, Content
 from penstock.engines.offload.folder import ModelFolder
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.prefetch import Prefetches
-from penstock.kvcache import BlockHash, BlockHasher, BlockSave, BlockTier, KVCacheManager
+from penstock.kvcache import BlockHash, BlockHasher, BlockSave, BlockTier, KVCacheManager, cache_manager
 
 logger = logging.getLogger(__name__)
 
@@ -323,7 +323,7 @@ class Offload:
 
     def _save_cached(self, deadline: float) -> None:
         """The blocks used last first. One that is there already counts as used, so that no other takes its place."""
-        cached = self._kv.pool.cached_blocks()[: self._tier.num_slots]
+        cached = self._kv.cached_blocks()[: self._tier.num_slots]
         saves = []
         self.advance()
         before = self._tier.num_saved
@@ -378,5 +378,12 @@ def offload_tier(runner: ModelRunner, config: SchedulerConfig) -> OffloadTier:
         raise EngineError(f"{_FLAG}: {error}") from error
     tier = BlockTier(num_slots, max(1, WRITING_BYTES // slot_bytes), max(1, READING_BYTES // slot_bytes))
     info = runner.info
-    kv = KVCacheManager(info.num_blocks, info.kv_groups, hasher=BlockHasher(folder.hash_key), tier=tier)
+    kv = cache_manager(
+        info.num_blocks,
+        info.kv_groups,
+        info.states,
+        hasher=BlockHasher(folder.hash_key),
+        tier=tier,
+        parts=runner.row_parts,
+    )
     return OffloadTier(kv, tier, runner, folder)

@@ -12,12 +12,8 @@ import openvino.opset15 as ops
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.attention import paged_attention
 from penstock.engines.openvino.decoder_inputs import (
-    EMBEDDINGS,
-    EMBEDDINGS_AT,
     FEATURES,
-    GRID_POSITIONS,
     GROUP_INPUTS,
-    ImageInputs,
     group_suffix,
     step_inputs,
 )
@@ -45,12 +41,13 @@ from penstock.engines.openvino.graph_nodes import (
     parts,
     rms,
     scaled,
+    sparse,
+    xielu,
 )
-from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph, Projection
+from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph
 from penstock.engines.openvino.recurrent import DELTA_INPUTS, STATE_INPUTS
 from penstock.engines.openvino.recurrent_layers import RecurrentLayers
 from penstock.engines.openvino.rope import Frequencies, Rope
-from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.weights import Weights, round_to
 
 
@@ -66,38 +63,6 @@ class FeatureTap:
     """[T, joined hidden states] to [T, width]."""
     identity: str = ""
     """Of what `combine` computes."""
-
-
-def build_decoder(
-    spec: DecoderSpec,
-    weights: Weights,
-    precision: str,
-    *,
-    lora: bool = False,
-    tap: FeatureTap | None = None,
-    vision: VisionModel | None = None,
-) -> tuple[ov.Model, dict[str, Projection]]:
-    """The model, and by path the projections that adapters may change: none without `lora`. `precision` of the
-    computation: bf16, f16 or f32. `tap`: there is an output for a draft head. `vision`: there are inputs for what
-    this makes of images. Raises UnsupportedError when the checkpoint holds tensors that this graph would ignore."""
-    builder = _builder_for(vision, spec, weights, precision, lora, tap)
-    model = builder.build()
-    check_all_used(spec, weights)
-    return model, builder.lora.projections if builder.lora else {}
-
-
-def _builder_for(
-    vision: VisionModel | None,
-    spec: DecoderSpec,
-    weights: Weights,
-    precision: str,
-    lora: bool,
-    tap: FeatureTap | None,
-) -> DecoderBuilder:
-    if vision is None:
-        return DecoderBuilder(spec, weights, precision, lora, tap)
-    kind = WholeTileDecoderBuilder if vision.whole_tiles else EmbeddingDecoderBuilder
-    return kind(vision.decoder_inputs(spec.hidden_size), spec, weights, precision, lora, tap)
 
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
@@ -131,7 +96,7 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
-        self._kinds: Node | None = None
+        self._token_kinds: Node | None = None
         """As `paged_attention` has them."""
         self._groups = spec.groups
         self._num_groups = len(self._groups)
@@ -149,9 +114,7 @@ class DecoderBuilder:
     def build(self) -> ov.Model:
         spec = self._spec
         self._begin()
-        x = self._embed()
-        if spec.embeddings_of_layers is not None:
-            self._of_layers = self._embed_for_layers(x, spec.embeddings_of_layers)
+        x = self._first_state(self._embed())
         states = [x]
         for n in range(spec.num_layers):
             x = self._layer(x, n)
@@ -218,11 +181,19 @@ class DecoderBuilder:
             x = ops.add(x, self._weights.look_up(self._inputs["position_ids"], names.positions + ".weight", shape))
         return self._norm(x, names.embedding_norm, spec.hidden_size)
 
+    def _first_state(self, x: Node) -> Node:
+        """What the first layer gets; x: the embeddings of the tokens."""
+        if self._spec.embeddings_of_layers is not None:
+            self._of_layers = self._embed_for_layers(x, self._spec.embeddings_of_layers)
+        return x
+
     def _embed_for_layers(self, x: Node, own: LayerEmbeddings) -> list[Node]:
-        """[T, size] for each layer; x: the embeddings of the tokens."""
+        """[T, size] for each layer. Tokens that the table does not have get its first row."""
         layers, hidden, prefix = self._spec.num_layers, self._spec.hidden_size, "model."
         width = layers * own.size
         ids, table = self._inputs["input_ids"], prefix + "embed_tokens_per_layer.weight"
+        if own.vocab_size < self._spec.vocab_size:
+            ids = ops.select(ops.less(ids, i64(own.vocab_size)), ids, i64(0))
         looked_up = self._weights.look_up(ids, table, (own.vocab_size, width))
         looked_up = ops.multiply(looked_up, f32(round_to(np.float32(own.size**0.5), self._precision)))
         y = scaled(self._linear(x, prefix + "per_layer_model_projection", width, hidden, False), hidden**-0.5)
@@ -291,14 +262,18 @@ class DecoderBuilder:
             q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
             y = self._shared_attention(q, n, layer.shares)
             return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
-        sizes = (layer.q_size * (1 + layer.gated), layer.kv_size, layer.kv_size)[: 2 + layer.has_values]
+        gate_name = names.attention_gate
+        of_queries = layer.q_size * (2 if layer.gated and not gate_name else 1)
+        sizes = (of_queries, layer.kv_size, layer.kv_size)[: 2 + layer.has_values]
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
             q, k, v = _by_key_head(y, layer)
         else:
             q, k, *values = self._linears(x, prefix, names.qkv[: len(sizes)], sizes, layer.qkv_bias, width)
             v = values[0] if values else k
-        if layer.gated:
+        if gate_name:
+            gate = self._linear(x, prefix + gate_name, layer.q_size, hidden, False)
+        elif layer.gated:
             q, gate = _by_head(q, layer)
         q = self._rotate(q, layer, layer.num_heads, prefix + names.q_norm)
         if layer.growth is not None:
@@ -327,6 +302,7 @@ class DecoderBuilder:
         shared = self._turned(ops.reshape(shared, i64([0, 1, 1, latent.rotated]), True), turning, layer.rope, 1)
         k = ops.concat([part(both, 0, plain), ops.tile(shared, i64([1, heads, 1, 1]))], -1)
         q = ops.concat([part(q, 0, plain), self._turned(part(q, plain, d), turning, layer.rope, heads)], -1)
+        q = q if layer.growth is None else self._grown(q, layer.growth)
         missing = i64([0, 0, 0, d - latent.value_size])
         v = ops.pad(part(both, plain, plain + latent.value_size), i64([0, 0, 0, 0]), missing, "constant", f32(0.0))
         whole = [ops.reshape(one, i64([0, heads * d]), True) for one in (q, k, v)]
@@ -355,12 +331,14 @@ class DecoderBuilder:
         if layer.sinks:
             values = self._weights.vector(prefix + "sinks", layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks, self._kinds)
+        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks, self._token_kinds)
 
     def _shared_attention(self, q: Node, n: int, source: int) -> Node:
         """The operation writes what it attends to: the same keys and values once more, in the same places."""
         caches, k, v = self._caches[source]
-        return paged_attention((q, k, v), caches, self._tables_of(source), self._spec.attention[n], None, self._kinds)
+        return paged_attention(
+            (q, k, v), caches, self._tables_of(source), self._spec.attention[n], None, self._token_kinds
+        )
 
     def _tables_of(self, n: int) -> dict[str, Node]:
         """Inputs of attention in this layer's group. `LayerGroup.per_slot` layers share a block: the parts of block b
@@ -382,13 +360,21 @@ class DecoderBuilder:
         prefix = f"{names.layers}.{n}." + (names.mlp and f"{names.mlp}.")
         return self._one_mlp(x, prefix, mlp) if isinstance(mlp, MLP) else self._experts(x, prefix, mlp)
 
-    def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = ()) -> Node:
-        """`gate_up` (): the names that all MLPs have."""
+    def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = (), down: str = "") -> Node:
+        """Without `gate_up` and `down`: the names that all MLPs have."""
         names, inner, transposed = self._spec.names, mlp.intermediate_size, mlp.transposed
-        activate, sizes = ACTIVATIONS[mlp.activation], (inner,) * (1 + mlp.gated)
+        activate, sizes = self._activation(mlp, prefix), (inner,) * (1 + mlp.gated)
         first, *second = self._linears(x, prefix, gate_up or names.gate_up, sizes, mlp.bias, transposed=transposed)
+        first = sparse(first, mlp.sparsity) if mlp.sparsity else first
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
-        return self._linear(y, prefix + names.down, self._spec.hidden_size, inner, mlp.bias, transposed)
+        return self._linear(y, prefix + (down or names.down), self._spec.hidden_size, inner, mlp.bias, transposed)
+
+    def _activation(self, mlp: MLP, prefix: str) -> Callable[[Node], Node]:
+        if mlp.activation != "xielu":
+            return ACTIVATIONS[mlp.activation]
+        up, down = (self._weights.table(f"{prefix}act_fn.{name}", (1,)) for name in ("alpha_p", "alpha_n"))
+        beta, least = (self._weights.table(f"{prefix}act_fn.{name}", ()) for name in ("beta", "eps"))
+        return lambda x: xielu(x, up, down, beta, least)
 
     def _experts(self, x: Node, prefix: str, mixture: Experts, routed: Node | None = None) -> Node:
         """`routed`: what the router gets; None: x."""
@@ -399,12 +385,14 @@ class DecoderBuilder:
             routed = scaled(ops.multiply(rms(routed, self._spec.norm_eps), scale), self._spec.hidden_size**-0.5)
             scales = self._weights.vector(prefix + "router.per_expert_scale", mixture.count)
 
+        fused = f"{prefix}{names.experts}.0.gate_up_proj.weight" in self._weights
+        gate_up = ("gate_up_proj",) if fused else ()
+
         def expert(rows: Node, number: int) -> Node:
             own = f"{prefix}{names.experts}.{number}."
             if mixture.clamp is not None:
                 return self._clamped_mlp(rows, own, mixture.expert, mixture.clamp)
-            is_pair = names.expert_pair and f"{own}{names.expert_pair}.weight" in self._weights
-            return self._one_mlp(rows, own, mixture.expert, (names.expert_pair,) if is_pair else names.expert_gate_up)
+            return self._one_mlp(rows, own, mixture.expert, gate_up, names.expert_down)
 
         logits = self._route(routed, prefix + names.router, mixture.count, mixture.router_bias)
         correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)
@@ -413,7 +401,7 @@ class DecoderBuilder:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)
         if not mixture.gated_share:
-            return ops.add(y, shared)
+            return ops.add(y, scaled(shared, mixture.shared_scale))
         share = ops.sigmoid(self._route(x, f"{prefix}{names.shared_expert}_gate", 1, False))
         return ops.add(y, ops.multiply(share, shared))
 
@@ -465,13 +453,13 @@ class DecoderBuilder:
         if not name:
             return x
         y = self._normed(x)
-        if spec.norm == "layer without weights":
+        if spec.norm.endswith("without weights"):
             return y
         y = ops.multiply(y, self._weights.vector(name + ".weight", size, plus=spec.norm_offset))
         return ops.add(y, self._weights.vector(name + ".bias", size)) if spec.norm == "layer" else y
 
     def _normed(self, x: Node) -> Node:
-        if self._spec.norm == "rms":
+        if self._spec.norm.startswith("rms"):
             return rms(x, self._spec.norm_eps)
         return ops.mvn(x, i64([-1]), True, self._spec.norm_eps, "inside_sqrt")
 
@@ -481,11 +469,12 @@ class DecoderBuilder:
         return ops.multiply(self._normed(x), ops.reshape(weights, i64([1, heads, 1, size]), False))
 
     def _grown(self, q: Node, growth: QueryGrowth) -> Node:
-        """Queries [T, heads * head_dim], by their positions."""
+        """Queries [T, ...], by their positions."""
         place = ops.add(self._inputs["position_ids"], i64(growth.first))  # in integers: bf16 has none above 256
         steps = ops.convert(ops.divide(place, i64(growth.every)), "f32")
         factor = ops.add(ops.multiply(ops.log(ops.add(steps, f32(1.0))), f32(growth.scale)), f32(1.0))
-        return ops.multiply(q, ops.unsqueeze(factor, i64(1)))
+        further = len(q.get_output_partial_shape(0)) - 1
+        return ops.multiply(q, ops.unsqueeze(factor, i64(range(1, 1 + further))))
 
     def _rotations(self, rope: Rope) -> tuple[Node, Node]:
         """cos and sin of every token's angles, [T, 1, 1, head_dim]: the two halves of a head turn together."""
@@ -532,59 +521,6 @@ class DecoderBuilder:
         cos, sin = self._turns[rope]
         whole = ops.add(ops.multiply(whole, cos), ops.multiply(turned, sin))
         return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
-
-
-class EmbeddingDecoderBuilder(DecoderBuilder):
-    """Some of its tokens are read as embeddings that the step has."""
-
-    def __init__(
-        self,
-        images: ImageInputs,
-        spec: DecoderSpec,
-        weights: Weights,
-        precision: str,
-        lora: bool,
-        tap: FeatureTap | None,
-    ) -> None:
-        super().__init__(spec, weights, precision, lora, tap)
-        self._images = images
-
-    def _begin(self) -> None:
-        for name, (dtype, shape) in self._images.kinds.items():
-            self._add_input(name, dtype, shape)
-        super()._begin()
-
-    def _embed(self) -> Node:
-        return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._rows_of_images(0), i64(0))
-
-    def _layer(self, x: Node, n: int) -> Node:
-        x = super()._layer(x, n)
-        if n >= self._images.deepstack:
-            return x
-        places = self._inputs[EMBEDDINGS_AT]
-        added = ops.add(ops.gather(x, places, i64(0)), self._rows_of_images(1 + n))
-        return ops.scatter_update(x, places, added, i64(0))
-
-    def _rows_of_images(self, number: int) -> Node:
-        """[E, hidden size]: those of the embeddings, or of a layer behind them."""
-        rows, count = self._inputs[EMBEDDINGS], self._images.deepstack
-        return parts(rows, (self._spec.hidden_size,) * (1 + count), 1)[number] if count else rows
-
-    def _turning(self, rope: Rope) -> tuple[Node, Frequencies]:
-        if not self._images.has_grid_positions:
-            return super()._turning(rope)
-        by_position = np.where(np.arange(3) == np.array(rope.axes)[:, None], rope.inv_freq[:, None], np.float32(0))
-        return ops.unsqueeze(self._inputs[GRID_POSITIONS], i64(2)), by_position
-
-
-class WholeTileDecoderBuilder(EmbeddingDecoderBuilder):
-    """Tokens of a tile attend to each other in both directions."""
-
-    def _begin(self) -> None:
-        super()._begin()
-        tokens, places = self._inputs["input_ids"], self._inputs[EMBEDDINGS_AT]
-        none, ones = (ops.broadcast(i32(n), ops.shape_of(x)) for n, x in enumerate((tokens, places)))
-        self._kinds = ops.scatter_update(none, places, ones, i64(0))
 
 
 def _by_head(y: Node, layer: Attention) -> list[Node]:

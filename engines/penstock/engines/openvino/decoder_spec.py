@@ -8,15 +8,16 @@ from typing import Any, Literal
 from penstock.engines.kit.cache_size import LayerGroup, group_layers
 from penstock.engines.openvino.rope import Rope
 
-Activation = Literal["silu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu", "relu", "relu2"]
-"""Of MLPs, by the names that config.json has for them."""
+Activation = Literal["silu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu", "relu", "relu2", "xielu"]
+"""Of MLPs, by the names that config.json has for them. xielu has numbers of each layer (arXiv:2411.13010)."""
 QKNorm = Literal["", "each head", "all heads", "each head, own weights", "each head, rotated", "each head, weightless"]
 """Whether queries and keys are normed, and over what: before they are rotated, or after it ("rotated"). Heads share
 their weights, or each has its own. Without weights, it is only those that are rotated, and makes no difference whether
 before or after."""
 Scores = Literal["softmax", "sigmoid", "sparse mixer"]
-NormKind = Literal["rms", "layer", "layer without bias", "layer without weights"]
-"""A layer norm subtracts the mean, and usually has a bias; an RMS norm has none. The last has no bias either."""
+NormKind = Literal["rms", "rms without weights", "layer", "layer without bias", "layer without weights"]
+"""A layer norm subtracts the mean, and usually has a bias; an RMS norm has none. Without weights there is no bias
+either."""
 QKVRows = Literal["whole", "by key head"]
 """Order of the rows in a matrix of queries, keys and values: all queries, then all keys, then all values; or for each
 head of keys its queries, its key and its value."""
@@ -54,17 +55,18 @@ class TensorNames:
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    attention_gate: str = ""
+    """Of the matrix that gives gates (`Attention.gated`); "": that of queries does."""
     convolution: str = "conv"
     delta_net: str = "linear_attn"
+    state_space: str = "mamba"
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """The matrix whose result is activated, and the one whose result it is multiplied by. One name: one matrix has
-    the rows of both, or there is just the first (`MLP.gated`)."""
+    the rows of both, or there is just the first (`MLP.gated`). Experts may have both in gate_up_proj."""
     down: str = "down_proj"
-    expert_gate_up: tuple[str, ...] = ()
-    """As `gate_up`, of an expert; (): they are called the same."""
-    expert_pair: str = ""
-    """An expert's two matrices as one, in checkpoints that store them so."""
+    expert_down: str = ""
+    """As `down`, of an expert; "": it is called the same."""
     router: str = "gate"
     """Of the experts; this and the next three stand behind `mlp`, which may be "" for that."""
     correction: str = ""
@@ -126,7 +128,8 @@ class Attention:
     sinks: bool = False
     """Each head has one more score among those of all tokens, which draws attention to nothing."""
     gated: bool = False
-    """Behind each head's queries, their matrix has a gate: the head's result is multiplied by its sigmoid."""
+    """The result of each head is multiplied by the sigmoid of a gate. Without a matrix for gates, that of queries has
+    them behind each head's queries."""
     latent: Latent | None = None
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
@@ -157,6 +160,9 @@ class MLP:
     bias: bool = False
     transposed: bool = False
     """Its matrices are stored as [in, out]."""
+    sparsity: float = 0.0
+    """So large a share of what the activation gets becomes 0, if it is distributed normally: what is less than mean and
+    standard deviation say. The rest is what it is above that."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,8 @@ class Experts:
     shared: MLP | None = None
     """One more expert, which every token has."""
     gated_share: bool = True
-    """What that one adds is multiplied by a share of the token's own; else it is added as it is."""
+    """What that one adds is multiplied by a share of the token's own; else it is added as it is, but for its scale."""
+    shared_scale: float = 1.0
     weighs_inputs: bool = False
     """Inputs of the chosen are multiplied by sigmoids of their scores, in place of results by their weights."""
     groups: ExpertGroups | None = None
@@ -262,7 +269,52 @@ class GatedDelta:
         return keys, keys, self.value_heads * self.value_dim
 
 
-Mixer = Attention | ShortConvolution | GatedDelta
+@dataclass(frozen=True)
+class AltUp:
+    """There are several hidden states (arXiv:2301.13310). A layer predicts all of them out of all, computes one, and
+    corrects the others by what has become of it."""
+
+    count: int
+    active: int
+    """The one that is computed."""
+    scales_output: bool
+    """Its values are scaled where they meet the layer's own embedding."""
+    laurel_rank: int
+    """Beside attention there is a product with two small matrices (arXiv:2411.07501)."""
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Mamba-2's recurrent layer (arXiv:2405.21060). One matrix gives gates, then values, keys and queries, which are
+    folded over the newest tokens, and a step of each head; the state of a head decays, and gets the value times the
+    key. (The paper calls them z, x, B, C and dt.)"""
+
+    heads: int
+    head_dim: int
+    groups: int
+    """Of heads that have the same keys and queries."""
+    state_dim: int
+    """Of keys and queries."""
+    kernel: int
+    """Tokens."""
+    bias: bool = False
+    """Of its matrices."""
+    kernel_bias: bool = True
+
+    @property
+    def inner(self) -> int:
+        """Values of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Of values, keys and queries."""
+        keys = self.groups * self.state_dim
+        return self.inner, keys, keys
+
+
+Recurrent = ShortConvolution | GatedDelta | Mamba2
+Mixer = Attention | Recurrent
 """The part of a layer that looks at other tokens."""
 
 
@@ -312,6 +364,7 @@ class DecoderSpec:
     """The matrices of the layers are stored as [in, out]."""
     head_bias: bool = False
     embeddings_of_layers: LayerEmbeddings | None = None
+    altup: AltUp | None = None
     further_layers: int = 0
     """Of the checkpoint, behind the last one: for multi-token prediction, and not computed."""
 
@@ -341,7 +394,8 @@ class DecoderSpec:
 
     @property
     def has_delta_nets(self) -> bool:
-        return any(isinstance(layer.mixer, GatedDelta) for layer in self.layers)
+        """Or what is computed as such."""
+        return any(isinstance(layer.mixer, GatedDelta | Mamba2) for layer in self.layers)
 
     @property
     def groups(self) -> list[LayerGroup]:

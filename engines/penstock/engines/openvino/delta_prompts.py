@@ -16,7 +16,6 @@ import openvino.opset15 as ops
 
 from penstock.engines.kit.batch import GroupTables, Int32s, Ints, StepBatch
 from penstock.engines.openvino.decoder_inputs import Input
-from penstock.engines.openvino.decoder_spec import GatedDelta
 from penstock.engines.openvino.graph_nodes import Node, i64
 from penstock.engines.openvino.recurrent import delta_loop
 
@@ -45,25 +44,28 @@ def prompt_delta_net(
     table: Node,
     decay: Node,
     beta: Node,
-    layer: GatedDelta,
+    sizes: tuple[int, int, int, int],
     inputs: Mapping[str, Node],
 ) -> tuple[Node, Node]:
     """`y` [T, value heads, value size] with the tokens of runs put into it, and the states behind these [R, value
-    heads, value size, key size]. Operands as `paged_delta_net` has them."""
+    heads, value size, key size]. Operands as `paged_delta_net` has them; `sizes`: heads of
+    keys and of values, and of one of each."""
+    key_heads, heads, key_dim, value_dim = sizes
     length, runs = ops.unsqueeze(inputs[_LENGTH], i64([0])), i64([-1])
     tokens = ops.reshape(inputs[_TOKENS], ops.concat([runs, length], 0), False)
     live = ops.reshape(inputs[_LIVE], ops.concat([runs, length, i64([1])], 0), False)
     q, k, v, decay, beta = (ops.gather(x, tokens, i64(0)) for x in (*qkv, decay, beta))
-    if layer.value_heads != layer.key_heads:
-        owners = i64(np.repeat(np.arange(layer.key_heads), layer.value_heads // layer.key_heads))
+    if heads != key_heads:
+        owners = i64(np.repeat(np.arange(key_heads), heads // key_heads))
         q, k = (ops.gather(x, owners, i64(2)) for x in (q, k))
     heads_first, turned = i64([0, 2, 1, 3]), i64([0, 1, 3, 2])
     q, k, v = (ops.transpose(x, heads_first) for x in (q, k, v))
     decay, beta = (ops.transpose(ops.multiply(x, live), i64([0, 2, 1])) for x in (decay, beta))
     before = ops.convert(ops.gather(table, inputs[_ROWS], i64(0)), "f32")
-    sizes = layer.value_heads, layer.key_dim, layer.value_dim
-    outputs, states = delta_loop((q, k, v, decay, beta), ops.transpose(before, turned), sizes, length)
-    outputs = ops.reshape(ops.transpose(outputs, heads_first), i64([-1, layer.value_heads, layer.value_dim]), False)
+    outputs, states = delta_loop(
+        (q, k, v, decay, beta), ops.transpose(before, turned), (heads, key_dim, value_dim), length
+    )
+    outputs = ops.reshape(ops.transpose(outputs, heads_first), i64([-1, heads, value_dim]), False)
     y = ops.scatter_update(y, inputs[_TARGETS], ops.gather(outputs, inputs[_PLACES], i64(0)), i64(0))
     return y, ops.transpose(states, turned)
 

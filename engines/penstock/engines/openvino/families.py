@@ -17,6 +17,7 @@ from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_hybrid,
     families_kin,
     families_latent,
+    families_mamba,
     families_shared_experts,
 )
 from penstock.engines.openvino.decoder_spec import DecoderSpec

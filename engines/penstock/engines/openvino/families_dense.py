@@ -68,6 +68,11 @@ def gemma2(c: Settings) -> DecoderSpec:
     return _gemma(plain(c, activation_key="hidden_activation"), c)
 
 
+@family("VaultGemmaForCausalLM", known=CAPS)
+def vaultgemma(c: Settings) -> DecoderSpec:
+    return gemma2(c).with_layers(norms=LayerNorms("input_layernorm", "", "pre_feedforward_layernorm"))
+
+
 @family("Gemma3ForCausalLM")
 def gemma3(c: Settings) -> DecoderSpec:
     """Older configs scale the rotations of full attention only, and call the other base rope_local_base_freq."""

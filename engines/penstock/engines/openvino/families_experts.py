@@ -241,7 +241,7 @@ def llama4(c: Settings) -> DecoderSpec:
     )
     if c["attn_temperature_tuning"]:
         spec = growing(spec, _llama4_growth(c), [rope is None for rope in spec.ropes])
-    names = TensorNames(mlp="feed_forward", router="router", expert_gate_up=("gate_up_proj",))
+    names = TensorNames(mlp="feed_forward", router="router")
     return replace(_llama4_mixed(spec, c), names=names)
 
 

@@ -1,4 +1,4 @@
-"""Families of Gemma from the fourth on: layers read each other's keys and values, and get embeddings of their own."""
+"""Families of Gemma 3n and 4: layers read each other's keys and values, and get embeddings of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import (
     MLP,
+    AltUp,
     Attention,
     DecoderSpec,
     LayerEmbeddings,
@@ -34,6 +35,7 @@ from penstock.engines.openvino.family import (
 )
 from penstock.engines.openvino.rope import parse_ropes_of_layer_types, settings_in
 
+_GEMMA3N_ROPE = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
 _BIDIRECTIONAL = "use_bidirectional_attention"
 _GEMMA4_ROPE = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -46,7 +48,78 @@ _NORMS = LayerNorms(
     "post_feedforward_layernorm",
     ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"),
 )
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95
 _SIZES = ("num_key_value_heads", "head_dim")
+
+
+@family("Gemma3nForCausalLM", known=(LOGITS_CAP,))
+def gemma3n(c: Settings) -> DecoderSpec:
+    """Several hidden states. The MLPs of the first ten layers of a deep model are sparse."""
+    c = filled(
+        c,
+        num_key_value_heads=2,
+        head_dim=256,
+        intermediate_size=16384,
+        hidden_activation="gelu_pytorch_tanh",
+        max_position_embeddings=32768,
+        sliding_window=512,
+        sliding_window_pattern=5,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=262144,
+        num_kv_shared_layers=15,
+        altup_num_inputs=4,
+        altup_active_idx=0,
+        altup_correct_scale=True,
+        laurel_rank=64,
+        tie_word_embeddings=True,
+        **{LOGITS_CAP: 30.0},
+    )
+    sizes = c["intermediate_size"]
+    spec = plain(
+        changed(c, {"intermediate_size": sizes[0] if isinstance(sizes, list) and sizes else sizes}),
+        activation_key="hidden_activation",
+        rotates=False,
+    )
+    spec = windowed(spec, all_but_every_nth(c)).with_attention(scale=1.0, qk_norm="each head", norms_values=True)
+    defaults = {kind: {**rope, "rope_theta": _theta(c, kind)} for kind, rope in _GEMMA3N_ROPE.items()}
+    ropes = parse_ropes_of_layer_types(c, spec.attention[0].head_dim, defaults)
+    spec = _sharing(rotated_by_window(_with_own_mlps(spec, c), c, ropes), c)
+    active = count(c, "altup_active_idx")
+    altup = AltUp(size_in(c, "altup_num_inputs"), active, bool(c["altup_correct_scale"]), size_in(c, "laurel_rank"))
+    if active >= altup.count:
+        raise UnsupportedError(f"config.json has altup_active_idx={active}, of {altup.count} hidden states")
+    return replace(
+        spec.with_layers(norms=_NORMS),
+        embedding_scale=math.sqrt(c["hidden_size"]),
+        embeddings_of_layers=_embeddings_of_layers(spec, c),
+        altup=altup,
+    )
+
+
+def _theta(c: Settings, kind: str) -> float:
+    """Older settings have the bases outside."""
+    older = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}[kind]
+    return c.get(older) or _GEMMA3N_ROPE[kind]["rope_theta"]
+
+
+def _with_own_mlps(spec: DecoderSpec, c: Settings) -> DecoderSpec:
+    """Of sizes and sparsities that each layer has for itself, or all have alike."""
+    shares = c.get("activation_sparsity_pattern")
+    if shares is None:
+        sparse = _SPARSE_LAYERS if spec.num_layers > _SPARSE_LAYERS else 0
+        shares = [_SPARSITY] * sparse + [0.0] * (spec.num_layers - sparse)
+    sizes = c["intermediate_size"]
+    sizes = sizes if isinstance(sizes, list) else [sizes] * spec.num_layers
+    known = isinstance(shares, list) and all(isinstance(share, int | float) and 0 <= share < 1 for share in shares)
+    if not known or len(shares) != spec.num_layers:
+        raise UnsupportedError(
+            f"activation_sparsity_pattern is not understood: {str(shares)[:50]}; each layer has a share from 0 to 1"
+        )
+    layers = []
+    for layer, size, share in zip(spec.layers, sizes, shares, strict=True):
+        assert isinstance(layer.mlp, MLP)
+        layers.append(replace(layer, mlp=replace(layer.mlp, intermediate_size=size, sparsity=float(share))))
+    return replace(spec, layers=tuple(layers))
 
 
 @family("Gemma4ForCausalLM", known=(LOGITS_CAP, _BIDIRECTIONAL))
@@ -83,7 +156,7 @@ def gemma4(c: Settings) -> DecoderSpec:
         spec,
         embedding_scale=math.sqrt(c["hidden_size"]),
         embeddings_of_layers=_embeddings_of_layers(spec, c),
-        names=TensorNames(router="router.proj", expert_gate_up=("gate_up_proj",)),
+        names=TensorNames(router="router.proj"),
     )
 
 
@@ -152,8 +225,6 @@ def _embeddings_of_layers(spec: DecoderSpec, c: Settings) -> LayerEmbeddings | N
     mlp = spec.layers[0].mlp
     assert isinstance(mlp, MLP)
     vocab_size = c["vocab_size_per_layer_input"]
-    if type(vocab_size) is not int or vocab_size < spec.vocab_size:
-        raise UnsupportedError(
-            f"config.json has vocab_size_per_layer_input={str(vocab_size)[:50]}, and a vocab_size of {spec.vocab_size}"
-        )
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise UnsupportedError(f"config.json has vocab_size_per_layer_input={str(vocab_size)[:50]}")
     return LayerEmbeddings(vocab_size, size_in(c, "hidden_size_per_layer_input"), mlp.activation)

@@ -91,11 +91,11 @@ def _lfm2(c: Settings) -> DecoderSpec:
     )
     spec = plain(c, eps_key="norm_eps")
     spec = spec.with_attention(qk_norm="each head", qkv_bias=False, o_bias=False).with_layers(norms=_LFM2_NORMS)
-    convolution = ShortConvolution(_size(c, "conv_L_cache"), bool(c.get("conv_bias")))
-    return replace(_with_recurrent(spec, _lfm2_kinds(c), "conv", convolution), names=_LFM2_NAMES)
+    convolution = ShortConvolution(small_size(c, "conv_L_cache"), bool(c.get("conv_bias")))
+    return replace(with_recurrent(spec, _lfm2_kinds(c), "conv", convolution), names=_LFM2_NAMES)
 
 
-def _with_recurrent(spec: DecoderSpec, kinds: Sequence[str], kind: str, mixer: Mixer) -> DecoderSpec:
+def with_recurrent(spec: DecoderSpec, kinds: Sequence[str], kind: str, mixer: Mixer) -> DecoderSpec:
     """With `mixer` in the layers of this kind."""
     chosen = zip(kinds, spec.layers, strict=True)
     layers = [replace(layer, mixer=mixer) if its_kind == kind else layer for its_kind, layer in chosen]
@@ -121,17 +121,19 @@ def _lfm2_kinds(c: Settings) -> list[str]:
     if kinds is None:
         numbers = attends if isinstance(attends, list) else range(layers)
         kinds = ["full_attention" if n in numbers else "conv" for n in range(layers)]
-    return _known_kinds(kinds, layers, "conv")
+    return layers_with_attention(kinds, layers, "conv")
 
 
-def _known_kinds(kinds: Any, layers: int, recurrent: str) -> list[str]:
+def layers_with_attention(kinds: Any, layers: int, recurrent: str) -> list[str]:
+    """As `kinds_of_layers`; some have attention."""
     known = kinds_of_layers(kinds, layers, recurrent)
     if "full_attention" not in known:
         raise UnsupportedError("no layer has full_attention: a model of recurrent layers alone is not supported")
     return known
 
 
-def _size(c: Settings, key: str) -> int:
+def small_size(c: Settings, key: str) -> int:
+    """Of a kernel or a head, or how many heads there are."""
     size = c[key]
     if type(size) is not int or not 1 <= size <= _LARGEST_SIZE:
         raise UnsupportedError(
@@ -163,14 +165,13 @@ def qwen3_next(c: Settings) -> DecoderSpec:
 
 def _qwen_mixed(c: Settings, normalized: bool) -> DecoderSpec:
     """A mixture with an expert that every token has, by a share of its own, in each layer, or in those that
-    decoder_sparse_step and mlp_only_layers say. Matrices of the experts may be stored in pairs."""
+    decoder_sparse_step and mlp_only_layers say."""
     c = filled(c, moe_intermediate_size=512, shared_expert_intermediate_size=512)
     c = filled(c, decoder_sparse_step=1, intermediate_size=c["moe_intermediate_size"])
     spec = _qwen(c)
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=normalized)
     shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_expert_intermediate_size"))
-    spec = mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
-    return replace(spec, names=replace(spec.names, expert_pair="gate_up_proj"))
+    return mixed(spec, replace(experts, shared=shared), layers_with_experts(c))
 
 
 def _qwen(c: Settings) -> DecoderSpec:
@@ -187,7 +188,7 @@ def _qwen(c: Settings) -> DecoderSpec:
         partial_rotary_factor=0.25,
     )
     spec = plain(c, may_be_partial=True).with_attention(qk_norm="each head", gated=True)
-    return replace(_with_recurrent(spec, _qwen_kinds(c), "linear_attention", _delta(c)), norm_offset=1.0)
+    return replace(with_recurrent(spec, _qwen_kinds(c), "linear_attention", _delta(c)), norm_offset=1.0)
 
 
 @family("OlmoHybridForCausalLM")
@@ -205,10 +206,10 @@ def olmo_hybrid(c: Settings) -> DecoderSpec:
     rotates = rope.get("rope_theta", c.get("rope_theta", 0)) is not None
     spec = plain(c, rotates=rotates).with_layers(norms=NORMS_BEHIND).with_attention(qk_norm="all heads")
     heads = _whole(c, linear_num_key_heads=c["num_attention_heads"], linear_num_value_heads=c["num_attention_heads"])
-    keys = _whole(heads, linear_key_head_dim=int(0.75 * c["hidden_size"] / _size(heads, "linear_num_key_heads")))
-    delta = _delta(_whole(keys, linear_value_head_dim=2 * _size(keys, "linear_key_head_dim")))
+    keys = _whole(heads, linear_key_head_dim=int(0.75 * c["hidden_size"] / small_size(heads, "linear_num_key_heads")))
+    delta = _delta(_whole(keys, linear_value_head_dim=2 * small_size(keys, "linear_key_head_dim")))
     delta = replace(delta, names=_OLMO_NAMES, norm_eps=1e-5, strength=2.0 if c["linear_allow_neg_eigval"] else 1.0)
-    spec = _with_recurrent(spec, _olmo_kinds(c), "linear_attention", delta)
+    spec = with_recurrent(spec, _olmo_kinds(c), "linear_attention", delta)
     layers = [replace(layer, norms=LayerNorms()) if layer.mixer is delta else layer for layer in spec.layers]
     return replace(spec, layers=tuple(layers))
 
@@ -229,7 +230,7 @@ def _olmo_kinds(c: Settings) -> list[str]:
     kinds, layers = c.get("layer_types"), c["num_hidden_layers"]
     if kinds is None:
         kinds = ["full_attention" if n % 4 == 3 or n == layers - 1 < 3 else "linear_attention" for n in range(layers)]
-    return _known_kinds(kinds, layers, "linear_attention")
+    return layers_with_attention(kinds, layers, "linear_attention")
 
 
 def _whole(c: Settings, **defaults: int) -> Settings:
@@ -238,7 +239,7 @@ def _whole(c: Settings, **defaults: int) -> Settings:
 
 
 def _delta(c: Settings) -> GatedDelta:
-    delta = GatedDelta(*(_size(c, f"linear_{name}") for name in _DELTA_SIZES))
+    delta = GatedDelta(*(small_size(c, f"linear_{name}") for name in _DELTA_SIZES))
     if delta.value_heads % delta.key_heads:
         raise UnsupportedError(f"{delta.value_heads} heads of values do not go together with {delta.key_heads} of keys")
     return delta
@@ -259,7 +260,7 @@ _DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_
 def _qwen_kinds(c: Settings) -> list[str]:
     """linear_attention or full_attention, of each layer."""
     if c.get("layer_types") is not None:
-        return _known_kinds(c["layer_types"], c["num_hidden_layers"], "linear_attention")
-    every = _size(c, "full_attention_interval")
+        return layers_with_attention(c["layer_types"], c["num_hidden_layers"], "linear_attention")
+    every = small_size(c, "full_attention_interval")
     kinds = ["linear_attention" if (n + 1) % every else "full_attention" for n in range(c["num_hidden_layers"])]
-    return _known_kinds(kinds, len(kinds), "linear_attention")
+    return layers_with_attention(kinds, len(kinds), "linear_attention")

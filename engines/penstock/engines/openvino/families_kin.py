@@ -4,13 +4,16 @@ differ."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, LayerNorms, QueryGrowth, TensorNames
-from penstock.engines.openvino.families_dense import ONE_NORM, llama, mistral
+from penstock.engines.openvino.families_dense import ONE_NORM, granite, llama, mistral
 from penstock.engines.openvino.family import (
     LIMIT,
+    LOGITS_CAP,
     Settings,
     all_but_every_nth,
     changed,
@@ -20,11 +23,12 @@ from penstock.engines.openvino.family import (
     layers_by_type,
     plain,
     positive,
+    rotated,
     rotating,
     windowed,
     with_limit,
 )
-from penstock.engines.openvino.rope import settings_in
+from penstock.engines.openvino.rope import parse_rope, settings_in
 
 _GROWTH = "llama_4_scaling_beta"
 _ORIGINAL = "original_max_position_embeddings"
@@ -41,20 +45,34 @@ _MINISTRAL3_ROPE = {
 }
 
 
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
 @family("Ministral3ForCausalLM")
 def ministral3(c: Settings) -> DecoderSpec:
     """Queries grow beyond the original context, in all layers."""
     c = filled(c, sliding_window=None, head_dim=128, max_position_embeddings=262144, rms_norm_eps=1e-5)
-    rope = dict(settings_in(c, "rope_parameters") or settings_in(c, "rope_scaling") or _MINISTRAL3_ROPE)
-    beta = rope.pop(_GROWTH, None)
-    spec = mistral(changed(c, {"rope_parameters": rope}))
+    rope = settings_in(c, "rope_parameters") or settings_in(c, "rope_scaling") or _MINISTRAL3_ROPE
+    c, growth = with_growth(c, rope)
+    spec = mistral(c)
+    return spec if growth is None else growing(spec, growth, [True] * spec.num_layers)
+
+
+def with_growth(c: Settings, rope: Mapping[str, Any]) -> tuple[Settings, QueryGrowth | None]:
+    """Settings with `rope` as rope_parameters, without what that says of queries that grow; and that."""
+    beta, original = rope.get(_GROWTH), rope.get(_ORIGINAL)
+    c = changed(c, {"rope_parameters": {key: value for key, value in rope.items() if key != _GROWTH}})
     if not beta:
-        return spec
-    original = rope.get(_ORIGINAL)
+        return c, None
     if type(original) is not int or original < 1:
         raise UnsupportedError(f"config.json has {_GROWTH}, and {_ORIGINAL}={str(original)[:50]}")
-    growth = QueryGrowth(original, positive({_GROWTH: beta}, _GROWTH), 0)
-    return growing(spec, growth, [True] * spec.num_layers)
+    return c, QueryGrowth(original, positive({_GROWTH: beta}, _GROWTH), 0)
 
 
 @family("MinistralForCausalLM")
@@ -162,6 +180,100 @@ def arcee(c: Settings) -> DecoderSpec:
 def _of_two_matrices(spec: DecoderSpec, c: Settings) -> DecoderSpec:
     spec = spec.with_mlp(gated=False, bias=bool(c.get("mlp_bias")))
     return replace(spec, names=TensorNames(gate_up=("up_proj",)))
+
+
+@family("Jais2ForCausalLM")
+def jais2(c: Settings) -> DecoderSpec:
+    c = filled(
+        c,
+        hidden_act="relu2",
+        max_position_embeddings=8192,
+        layer_norm_eps=1e-5,
+        attention_bias=True,
+        mlp_bias=True,
+    )
+    return replace(_of_two_matrices(plain(c, eps_key="layer_norm_eps"), c), norm="layer")
+
+
+@family("ApertusForCausalLM")
+def apertus(c: Settings) -> DecoderSpec:
+    c = filled(c, hidden_act="xielu", max_position_embeddings=65536, rms_norm_eps=1e-5)
+    if c.get("rope_parameters") is None and c.get("rope_scaling") is None:
+        c = changed(c, {"rope_parameters": {**_LLAMA3_ROPE, "rope_theta": c.get("rope_theta") or 12e6}})
+    spec = _of_two_matrices(plain(c).with_attention(qk_norm="each head"), c)
+    return spec.with_layers(norms=LayerNorms("attention_layernorm", "", "feedforward_layernorm"))
+
+
+@family("CwmForCausalLM")
+def cwm(c: Settings) -> DecoderSpec:
+    """Without layer_types, each fourth layer has no window, from the first on."""
+    c = filled(
+        c,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        sliding_window=8192,
+        rope_parameters={**_LLAMA3_ROPE, "rope_theta": 1e6, "factor": 16.0},
+    )
+    return windowed(llama(changed(c, {"attention_bias": False})), all_but_each_fourth(c))
+
+
+def all_but_each_fourth(c: Settings) -> list[int]:
+    """Windows in the layers that layer_types names, or in all but each fourth, from the first on."""
+    layers = c["num_hidden_layers"]
+    each_fourth = ["sliding_attention" if n % 4 else "full_attention" for n in range(layers)]
+    return layers_by_type(c.get("layer_types") or each_fourth, layers, c.get("sliding_window") or 0)
+
+
+@family("NanoChatForCausalLM", known=(LOGITS_CAP,))
+def nanochat(c: Settings) -> DecoderSpec:
+    """Norms have no weights. Queries and keys turn the other way round."""
+    c = filled(c, hidden_act="relu2", max_position_embeddings=2048, **{LOGITS_CAP: 15.0})
+    spec = plain(c).with_attention(qk_norm="each head, weightless").with_mlp(gated=False)
+    rope = spec.attention[0].rope
+    assert rope is not None
+    spec = spec.with_attention(rope=replace(rope, inv_freq=-rope.inv_freq))
+    names = TensorNames(embedding_norm="model.norm", gate_up=("fc1",), down="fc2")
+    return replace(spec, norm="rms without weights", names=names)
+
+
+@family("HeliumForCausalLM")
+def helium(c: Settings) -> DecoderSpec:
+    c = filled(c, head_dim=128, max_position_embeddings=4096, rms_norm_eps=1e-8, rope_theta=1e5)
+    return llama(c).with_attention(o_bias=False, alternating_pairs=True)
+
+
+@family("HyperCLOVAXForCausalLM")
+def hyperclovax(c: Settings) -> DecoderSpec:
+    """As Granite, but what divides Granite's logits multiplies these."""
+    c = filled(c, use_post_norm=True, max_position_embeddings=2048, logits_scaling=1.0)
+    if c.get("attention_multiplier") is None:
+        c = changed(c, {"attention_multiplier": plain(c).attention[0].scale})
+    spec = replace(granite(c), logits_scale=positive(c, "logits_scaling"))
+    norms = LayerNorms("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
+    return spec.with_layers(norms=norms) if c["use_post_norm"] else spec
+
+
+@family("GraniteSWAForCausalLM")
+def granite_swa(c: Settings) -> DecoderSpec:
+    return sliding_granite(granite(c), c)
+
+
+def sliding_granite(spec: DecoderSpec, c: Settings) -> DecoderSpec:
+    """With windows and sinks, and with a base of its own for each layer's rotation; 0: it does not rotate."""
+    spec = windowed(spec.with_attention(sinks=True), all_but_each_fourth(filled(c, sliding_window=128)))
+    bases = c.get("layer_rope_theta")
+    if bases is None:
+        return spec
+    known = isinstance(bases, list) and all(isinstance(base, int | float) and base >= 0 for base in bases)
+    if not known or len(bases) != spec.num_layers:
+        raise UnsupportedError(f"layer_rope_theta is not understood: {str(bases)[:100]}; each layer has a number")
+    rope = settings_in(c, "rope_parameters") or settings_in(c, "rope_scaling")
+    head_dim = spec.attention[0].head_dim
+    own = {base: {**c, "rope_parameters": {**rope, "rope_theta": base}} for base in set(bases)}
+    ropes = {base: parse_rope(settings, head_dim) if base else None for base, settings in own.items()}
+    return rotated(spec, [ropes[base] for base in bases])
 
 
 @family("GemmaForCausalLM")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import DecoderSpec, Latent, TensorNames
+from penstock.engines.openvino.decoder_spec import DecoderSpec, Experts, Latent, TensorNames
 from penstock.engines.openvino.families_experts import experts_of, in_groups, size_of_expert
+from penstock.engines.openvino.families_kin import with_growth
 from penstock.engines.openvino.families_shared_experts import behind_dense, like_deepseek, sparse_layers, with_share
-from penstock.engines.openvino.family import Settings, changed, family, filled, mixed, plain, positive, size_in
+from penstock.engines.openvino.family import Settings, changed, family, filled, growing, mixed, plain, positive, size_in
 from penstock.engines.openvino.rope import settings_in, yarn_scale
 
 _NORM_EPS = 1e-6
@@ -21,6 +22,17 @@ _DEEPSEEK_SIZES = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
+}
+_MISTRAL4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 
 
@@ -95,6 +107,35 @@ def _mixture(c: Settings, layers: Callable[[Settings], Sequence[bool]]) -> Decod
     c = filled(c, norm_topk_prob=True, rope_interleave=True)
     spec = _latent(c, alternating=bool(c["rope_interleave"]))
     return like_deepseek(spec, c, layers(c))
+
+
+@family("Mistral4ForCausalLM")
+def mistral4(c: Settings) -> DecoderSpec:
+    """Softmax weighs and chooses. Queries grow beyond the original context."""
+    c = filled(
+        c,
+        max_position_embeddings=1048576,
+        kv_lora_rank=256,
+        q_lora_rank=1024,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        n_routed_experts=128,
+        num_experts_per_tok=4,
+        n_shared_experts=1,
+        moe_intermediate_size=2048,
+        first_k_dense_replace=0,
+    )
+    rope = dict(settings_in(c, "rope_parameters") or settings_in(c, "rope_scaling") or _MISTRAL4_ROPE)
+    rope.pop("partial_rotary_factor", None)  # qk_rope_head_dim says the same
+    c, growth = with_growth(c, rope)
+    spec = _mixture(c, behind_dense)
+    experts = spec.experts
+    if experts is not None:
+        layers = [isinstance(layer.mlp, Experts) for layer in spec.layers]
+        spec = mixed(spec, replace(experts, scores="softmax"), layers)
+    spec = replace(spec, names=TensorNames(shared_expert="shared_experts"))
+    return spec if growth is None else growing(spec, growth, [True] * spec.num_layers)
 
 
 @family("YoutuForCausalLM")

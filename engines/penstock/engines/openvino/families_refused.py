@@ -14,7 +14,7 @@ _LAYERS = "its layers give each other keys and values, or embeddings of their ow
 _BY_REASON = {
     _STATE: (
         "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
-        "GraniteMoeHybridForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
+        "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
         "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
@@ -43,8 +43,7 @@ _BY_REASON = {
         "MusicgenMelodyForCausalLM", "Phi4MultimodalForCausalLM",
     ),
     _LAYERS: (
-        "DoryForCausalLM", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration",
-        "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
+        "DoryForCausalLM", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
         "HrmTextForCausalLM",
     ),
     _OLD: (
@@ -53,12 +52,12 @@ _BY_REASON = {
         "OpenAIGPTLMHeadModel", "PersimmonForCausalLM", "ReformerModelWithLMHead", "XGLMForCausalLM",
     ),
     _RARE: (
-        "AfmoeForCausalLM", "ApertusForCausalLM", "BeamForCausalLM", "BitNetForCausalLM", "BltForCausalLM",
-        "Cohere2MoeForCausalLM", "CwmForCausalLM", "DbrxForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
-        "FlintForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "HeliumForCausalLM",
-        "HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "JetMoeForCausalLM", "Kolibri1ForCausalLM",
+        "BeamForCausalLM", "BitNetForCausalLM", "BltForCausalLM",
+        "DbrxForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
+        "FlintForCausalLM",
+        "JetMoeForCausalLM", "Kolibri1ForCausalLM",
         "LagunaForCausalLM", "MellumForCausalLM", "MiMoV2FlashForCausalLM", "ModernBertDecoderForCausalLM",
-        "NanoChatForCausalLM", "VaultGemmaForCausalLM",
+
     ),
 }  # fmt: skip
 

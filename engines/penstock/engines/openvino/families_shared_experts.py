@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,9 +10,10 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, Experts, LayerNorms, TensorNames
 from penstock.engines.openvino.families_dense import exaone4, llama
 from penstock.engines.openvino.families_experts import experts_of, granite_moe, in_groups, size_of_expert
-from penstock.engines.openvino.families_kin import ernie4_5, hunyuan
+from penstock.engines.openvino.families_kin import cohere, ernie4_5, hunyuan, sliding_granite
 from penstock.engines.openvino.family import (
     Settings,
+    all_but_every_nth,
     changed,
     count,
     family,
@@ -20,6 +22,7 @@ from penstock.engines.openvino.family import (
     plain,
     positive,
     renamed,
+    rotating,
     upper_layers,
     windowed,
 )
@@ -183,6 +186,13 @@ def granite_moe_shared(c: Settings) -> DecoderSpec:
     return _with_shared_mlp(granite_moe(c), c)
 
 
+@family("GraniteMoeSWAForCausalLM")
+def granite_moe_swa(c: Settings) -> DecoderSpec:
+    spec = sliding_granite(granite_moe_shared(c), c)
+    names = replace(spec.names, router="block_sparse_moe.router", expert_down="down_proj")
+    return replace(spec, names=names)
+
+
 def _with_shared_mlp(spec: DecoderSpec, c: Settings) -> DecoderSpec:
     if not c["shared_intermediate_size"]:
         return spec
@@ -190,6 +200,101 @@ def _with_shared_mlp(spec: DecoderSpec, c: Settings) -> DecoderSpec:
     assert experts is not None
     shared = replace(experts.expert, intermediate_size=size_of_expert(c, "shared_intermediate_size"))
     return mixed(spec, replace(experts, shared=shared, gated_share=False))
+
+
+@family("AfmoeForCausalLM")
+def afmoe(c: Settings) -> DecoderSpec:
+    """Layers with windows rotate, the others do not."""
+    c = filled(
+        c,
+        head_dim=128,
+        max_position_embeddings=16384,
+        rms_norm_eps=1e-5,
+        sliding_window=1024,
+        global_attn_every_n_layers=4,
+        num_experts=64,
+        num_experts_per_tok=6,
+        moe_intermediate_size=1408,
+        num_shared_experts=2,
+        num_dense_layers=1,
+        route_scale=1.0,
+        norm_topk_prob=True,
+    )
+    c = changed(
+        c,
+        {
+            "sliding_window_pattern": c["global_attn_every_n_layers"],
+            "n_shared_experts": c["num_shared_experts"],
+            "first_k_dense_replace": c["num_dense_layers"],
+            "routed_scaling_factor": c["route_scale"],
+        },
+    )
+    spec = windowed(plain(c).with_attention(qk_norm="each head", gated=True), all_but_every_nth(c))
+    spec = rotating(spec, c, [bool(window) for window in spec.windows])
+    spec = like_deepseek(spec, c, behind_dense(c)).with_layers(norms=_AFMOE_NORMS)
+    names = replace(spec.names, attention_gate="gate_proj", router="router.gate", correction="expert_bias")
+    return replace(spec, names=names, embedding_scale=math.sqrt(spec.hidden_size) if c.get("mup_enabled") else 1.0)
+
+
+_AFMOE_NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+
+
+@family("Cohere2MoeForCausalLM")
+def cohere2_moe(c: Settings) -> DecoderSpec:
+    """Layers with windows rotate, and dense ones in front if all of them lack a window."""
+    c = filled(
+        c,
+        head_dim=128,
+        num_experts=8,
+        num_experts_per_tok=2,
+        rope_theta=1e4,
+        num_shared_experts=0,
+        shared_expert_combination_strategy="average",
+        expert_selection_fn="softmax",
+        first_k_dense_replace=0,
+        prefix_dense_sliding_window_pattern=1,
+        prefix_dense_intermediate_size=None,
+        sliding_window=4096,
+        sliding_window_pattern=4,
+        norm_topk_prob=True,
+    )
+    spec = cohere(changed(c, {"use_qk_norm": False}))
+    spec = windowed(spec, _cohere2_windows(c))
+    mixtures, dense = sparse_layers(c), c["prefix_dense_intermediate_size"]
+    turns_dense = c["prefix_dense_sliding_window_pattern"] == 1
+    kinds = zip(spec.windows, mixtures, strict=True)
+    rotates = [bool(window) or (turns_dense and not has_experts) for window, has_experts in kinds]
+    experts = _cohere2_experts(spec, c)
+    if dense is not None:
+        spec = spec.with_mlp(intermediate_size=size_of_expert(c, "prefix_dense_intermediate_size"))
+    spec = mixed(rotating(spec, c, rotates), experts, mixtures)
+    if c.get("rms_norm_eps") is not None:
+        spec = replace(spec, norm="rms", norm_eps=positive(c, "rms_norm_eps"))
+    return replace(spec, names=TensorNames(shared_expert="shared_experts"))
+
+
+def _cohere2_windows(c: Settings) -> list[int]:
+    """Dense layers in front have a pattern of their own."""
+    if c.get("layer_types") is not None:
+        return all_but_every_nth(c)
+    layers = c["num_hidden_layers"]
+    dense = min(count(c, "first_k_dense_replace"), layers)
+    first = {"sliding_window_pattern": c["prefix_dense_sliding_window_pattern"], "num_hidden_layers": dense}
+    return all_but_every_nth({**c, **first}) + all_but_every_nth({**c, "num_hidden_layers": layers - dense})
+
+
+def _cohere2_experts(spec: DecoderSpec, c: Settings) -> Experts:
+    scores, strategy = c["expert_selection_fn"], c["shared_expert_combination_strategy"]
+    if scores not in ("softmax", "sigmoid") or strategy not in ("sum", "average"):
+        raise UnsupportedError(
+            "config.json's expert_selection_fn or shared_expert_combination_strategy is not understood:"
+            f" {str(scores)[:50]}, {str(strategy)[:50]}"
+        )
+    normalized = scores == "softmax" or bool(c["norm_topk_prob"])
+    experts = replace(experts_of(spec, c, c["intermediate_size"], normalized=normalized), scores=scores)
+    experts = with_share(experts, renamed(c, n_shared_experts="num_shared_experts"))
+    halves = experts.shared is not None and strategy == "average"
+    return replace(experts, scale=0.5, shared_scale=0.5) if halves else experts
 
 
 def like_deepseek(spec: DecoderSpec, c: Settings, layers: Sequence[bool]) -> DecoderSpec:

@@ -89,7 +89,7 @@ def plain(
     """The decoder that config.json's usual settings describe: rotary attention to all tokens, with grouped heads, one
     gated MLP, and an RMS norm before each. `rotates`: all layers do so alike. `may_be_partial`: only a part of each
     head may be rotated."""
-    check_model_sizes(c)
+    check_model_sizes(c, alike=True)
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
     for key in ("num_attention_heads", *sizes):
         if c[key] is None:
@@ -130,14 +130,19 @@ def windowed(spec: DecoderSpec, windows: Sequence[int]) -> DecoderSpec:
 def rotated_by_window(spec: DecoderSpec, c: Settings, ropes: Mapping[str, Rope]) -> DecoderSpec:
     """`ropes`: of layers with full_attention, and with sliding_attention."""
     kinds = [ropes["sliding_attention" if window else "full_attention"] for window in spec.windows]
-    return _rotated(replace(spec, max_position_embeddings=_stretched(c)), kinds)
+    return rotated(replace(spec, max_position_embeddings=_stretched(c)), kinds)
 
 
 def rotating(spec: DecoderSpec, c: Settings, rotates: Sequence[bool]) -> DecoderSpec:
     """Of layers that rotate, those for which `rotates` says so. If none does, RoPE's settings stretch no context."""
     if not any(rotates):
         spec = replace(spec, max_position_embeddings=c["max_position_embeddings"])
-    return _rotated(spec, [rope if turns else None for rope, turns in zip(spec.ropes, rotates, strict=True)])
+    return rotated(spec, [rope if turns else None for rope, turns in zip(spec.ropes, rotates, strict=True)])
+
+
+def rotated(spec: DecoderSpec, ropes: Sequence[Rope | None]) -> DecoderSpec:
+    """`ropes`: `Attention.rope` of each layer."""
+    return _with_each_attention(spec, [{"rope": rope} for rope in ropes])
 
 
 def growing(spec: DecoderSpec, growth: QueryGrowth, layers: Sequence[bool]) -> DecoderSpec:
@@ -237,10 +242,6 @@ def positive(c: Settings, key: str) -> float:
 
 def _stretched(c: Settings) -> int:
     return context_length(c, c["max_model_len"]) or int(c["max_position_embeddings"])
-
-
-def _rotated(spec: DecoderSpec, ropes: Sequence[Rope | None]) -> DecoderSpec:
-    return _with_each_attention(spec, [{"rope": rope} for rope in ropes])
 
 
 def _with_each_attention(spec: DecoderSpec, changes: Sequence[Mapping[str, Any]]) -> DecoderSpec:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import openvino.opset15 as ops
-
-from penstock.engines.openvino.decoder_spec import Activation
 
 Node = Any
 """An OpenVINO graph node; the package has no types of its own for mypy."""
@@ -19,7 +18,7 @@ def _gelu_tanh(x: Node) -> Node:
     return ops.gelu(x, "tanh")
 
 
-ACTIVATIONS: dict[Activation, Callable[[Node], Node]] = {
+ACTIVATIONS: dict[str, Callable[[Node], Node]] = {
     "silu": ops.swish,
     "gelu_pytorch_tanh": _gelu_tanh,
     "gelu_new": _gelu_tanh,
@@ -28,6 +27,16 @@ ACTIVATIONS: dict[Activation, Callable[[Node], Node]] = {
     "relu": ops.relu,
     "relu2": lambda x: ops.power(ops.relu(x), f32(2.0)),
 }
+
+
+def xielu(x: Node, up: Node, down: Node, beta: Node, least: Node) -> Node:
+    """Above 0 a parabola, below it an exponential (arXiv:2411.13010). `up`, `down`: of one number each, in front of
+    softplus."""
+    straight = ops.multiply(x, beta)
+    above = ops.multiply(ops.multiply(x, x), ops.softplus(up))
+    below = ops.subtract(ops.subtract(ops.exp(ops.minimum(x, least)), f32(1.0)), x)
+    below = ops.multiply(below, ops.add(ops.softplus(down), beta))
+    return ops.add(ops.select(ops.greater(x, f32(0.0)), above, below), straight)
 
 
 def f32(value: object) -> Node:
@@ -60,6 +69,14 @@ def scaled(x: Node, factor: float) -> Node:
 def capped(x: Node, cap: float) -> Node:
     """cap * tanh(x / cap); 0: x as it is."""
     return ops.multiply(ops.tanh(ops.multiply(x, f32(1 / cap))), f32(cap)) if cap else x
+
+
+def sparse(x: Node, share: float) -> Node:
+    """`MLP.sparsity`, along the last axis of [T, n]."""
+    mean = ops.reduce_mean(x, i64([-1]), True)
+    variance = ops.reduce_mean(ops.power(ops.subtract(x, mean), f32(2.0)), i64([-1]), True)
+    deviation = scaled(ops.sqrt(variance), NormalDist().inv_cdf(share))
+    return ops.relu(ops.subtract(x, ops.add(mean, deviation)))
 
 
 def limited(x: Node, limit: float) -> Node:

@@ -27,6 +27,8 @@ from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.vision_gemma3 import Gemma3Vision
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
+from penstock.engines.openvino.vision_internvl import InternVLVision
+from penstock.engines.openvino.vision_lfm2 import Lfm2Vision
 from penstock.engines.openvino.vision_pixtral import PixtralVision
 from penstock.engines.openvino.vision_qwen import Qwen3Vision, Qwen25Vision, Qwen35Vision, QwenVision
 from penstock.engines.openvino.weights import Weights
@@ -34,7 +36,14 @@ from penstock.engines.openvino.weights import Weights
 logger = logging.getLogger(__name__)
 
 _QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
-_MODELS: tuple[type[VisionModel], ...] = (Gemma3Vision, Idefics3Vision, PixtralVision, *_QWEN)
+_MODELS: tuple[type[VisionModel], ...] = (
+    Gemma3Vision,
+    Idefics3Vision,
+    InternVLVision,
+    Lfm2Vision,
+    PixtralVision,
+    *_QWEN,
+)
 
 
 def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from penstock.engines.errors import EngineError
-from penstock.engines.kit.block_rows import BlockRows
+from penstock.engines.kit.block_rows import BlockRows, StateParts
 from penstock.engines.kit.cache_size import LayerGroup
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.openvino.process_memory import prefer_huge_pages
@@ -27,9 +27,15 @@ class OpenVINOKVCache:
     """
 
     def __init__(
-        self, compiled: Any, groups: Sequence[LayerGroup], num_blocks: int, features: FeatureStore | None = None
+        self,
+        compiled: Any,
+        groups: Sequence[LayerGroup],
+        num_blocks: int,
+        features: FeatureStore | None = None,
+        states: BlockRows | None = None,
     ) -> None:
-        """`features`: of the tokens in the blocks, where a draft head is given some."""
+        """`features`: of the tokens in the blocks, where a draft head is given some. `states`: rows of recurrent
+        layers, which are read and written with the blocks."""
         self.features = features
         kinds = _cache_inputs(compiled)
         self._tensors: dict[str, ov.Tensor] = {}
@@ -47,6 +53,8 @@ class OpenVINOKVCache:
         if features is not None:
             self._raw.append(features.raw)
         self._rows = BlockRows(self._raw)
+        self._num_blocks = num_blocks
+        self._parts = None if states is None else StateParts(states, self._rows.block_bytes)
 
     def bind(self, request: Any) -> None:
         """Makes these the caches of an infer request."""
@@ -64,13 +72,30 @@ class OpenVINOKVCache:
         """`BlockHost.block_bytes`"""
         return self._rows.block_bytes
 
+    @property
+    def row_parts(self) -> int:
+        """`BlockHost.row_parts`"""
+        return 0 if self._parts is None else self._parts.count
+
     def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """`BlockHost.read_blocks`: slot by slot, keys before values."""
-        return self._rows.read(block_ids)
+        if self._parts is None:
+            return self._rows.read(block_ids)
+        ids = np.array(block_ids)
+        of_states = ids >= self._num_blocks
+        contents = np.empty((len(ids), self.block_bytes), np.uint8)
+        contents[~of_states] = self._rows.read(ids[~of_states].tolist())
+        contents[of_states] = self._parts.read((ids[of_states] - self._num_blocks).tolist())
+        return contents
 
     def write_blocks(self, block_ids: Sequence[int], contents: Sequence[npt.NDArray[np.uint8]]) -> None:
         """`BlockHost.write_blocks`"""
-        self._rows.write(block_ids, contents)
+        pairs = list(zip(block_ids, contents, strict=True))
+        blocks = [pair for pair in pairs if pair[0] < self._num_blocks]
+        self._rows.write([block_id for block_id, _ in blocks], [content for _, content in blocks])
+        if self._parts is not None:
+            parts = [(number - self._num_blocks, content) for number, content in pairs if number >= self._num_blocks]
+            self._parts.write([number for number, _ in parts], [content for _, content in parts])
 
 
 def cache_layout(compiled: Any) -> str:

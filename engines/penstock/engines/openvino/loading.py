@@ -25,8 +25,9 @@ from penstock.engines.kit.cache_size import LayerGroup, check_model_sizes, max_m
 from penstock.engines.kit.features import FeatureStore
 from penstock.engines.openvino.checkpoint import Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
-from penstock.engines.openvino.decoder import FeatureTap, build_decoder
+from penstock.engines.openvino.decoder import FeatureTap
 from penstock.engines.openvino.decoder_inputs import ImageInputs
+from penstock.engines.openvino.decoder_kinds import build_decoder
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import ThreadPlan, compiled, plan_threads, with_large_steps
 from penstock.engines.openvino.exported import context_of, read_exported
@@ -35,7 +36,7 @@ from penstock.engines.openvino.kv_cache import OpenVINOKVCache, block_layout, ca
 from penstock.engines.openvino.lora import OpenVINOAdapters, Projection
 from penstock.engines.openvino.model import BufferedDecoder
 from penstock.engines.openvino.numerics import ModelFacts, Numerics, StoredTypes, Wish
-from penstock.engines.openvino.recurrent import StateTables, row_bytes
+from penstock.engines.openvino.recurrent import StateTables, row_bytes, states_layout
 from penstock.engines.openvino.trials import settle
 from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.weights import Weights, checkpoint_key, open_weights
@@ -175,12 +176,14 @@ class LoadedDecoder:
         if source.tap is not None:
             features = FeatureStore(count, self.block_size, source.tap.width, _stored_type(source))
         states = StateTables(self.compiled, num_rows) if num_rows else None
-        self.model.use_cache(OpenVINOKVCache(self.compiled, source.groups, count, features), states)
+        rows = None if states is None else states.rows
+        self.model.use_cache(OpenVINOKVCache(self.compiled, source.groups, count, features, rows), states)
 
     def cache_identity(self) -> str:
         """`BlockHost.cache_identity`"""
         versions, content = (__version__, ov.__version__), repr(self.source.content())
-        return repr((versions, content, self.block_size, self.block_bytes, cache_layout(self.compiled)))
+        layout = cache_layout(self.compiled) + states_layout(self.compiled)
+        return repr((versions, content, self.block_size, self.block_bytes, layout))
 
     def free(self) -> None:
         """It cannot be used afterwards. The mapped file goes last: the compiled model may look into it."""

@@ -24,6 +24,7 @@ import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Int32s, Ints, StepBatch
+from penstock.engines.kit.block_rows import BlockRows
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, f32, i64
 
@@ -196,6 +197,9 @@ class StateTables:
             self._tensors[name] = tensor
             if _kept_state(name) in kept_ones:
                 self._kept[name] = ov.Tensor(kind, ov.Shape([0, *shape]))
+        raw = [tensor.data.view(np.uint8).reshape(num_rows + 1, -1)[1:] for tensor in self._tensors.values()]
+        self.rows = BlockRows(raw)
+        """Their bytes, by the numbers of `ModelInfo.states`."""
 
     def bind(self, request: Any) -> None:
         """Makes these the tables of an infer request. What it keeps is put into rows before another one computes, so
@@ -209,6 +213,11 @@ class StateTables:
         """States that the last infer request kept, into these rows."""
         for name, tensor in self._kept.items():
             self._tensors[name].data[rows] = tensor.data
+
+
+def states_layout(compiled: Any) -> str:
+    """How rows are laid out; empty: there are none."""
+    return "".join(repr((name, str(kind), shape)) for name, kind, shape in _tables_of(compiled))
 
 
 def row_bytes(compiled: Any) -> int:

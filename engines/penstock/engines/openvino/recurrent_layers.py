@@ -1,13 +1,14 @@
-"""Recurrent layers of a decoder's graph: short convolutions and gated delta nets, between their matrices."""
+"""Recurrent layers of a decoder's graph, with their matrices: short convolutions, gated delta nets, state spaces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import openvino as ov
 import openvino.opset15 as ops
 
-from penstock.engines.openvino.decoder_spec import DecoderSpec, GatedDelta, ShortConvolution
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.decoder_spec import DecoderSpec, GatedDelta, Mamba2, Recurrent, ShortConvolution
 from penstock.engines.openvino.delta_prompts import prompt_delta_net
 from penstock.engines.openvino.graph_nodes import Node, f32, i64, parts, rms, scaled
 from penstock.engines.openvino.recurrent import (
@@ -42,9 +43,11 @@ class RecurrentLayers:
         self.kept: list[Node] = []
         """Results with states, which go into tables."""
 
-    def layer(self, x: Node, n: int, mixer: ShortConvolution | GatedDelta) -> Node:
+    def layer(self, x: Node, n: int, mixer: Recurrent) -> Node:
         """x [T, hidden size] through the recurrent part of layer n."""
-        return self._convolution(x, n, mixer) if isinstance(mixer, ShortConvolution) else self._delta_net(x, n, mixer)
+        if isinstance(mixer, ShortConvolution):
+            return self._convolution(x, n, mixer)
+        return self._delta_net(x, n, mixer) if isinstance(mixer, GatedDelta) else self._state_space(x, n, mixer)
 
     def _convolution(self, x: Node, n: int, layer: ShortConvolution) -> Node:
         names, hidden = self._spec.names, self._spec.hidden_size
@@ -61,23 +64,24 @@ class RecurrentLayers:
         hidden, heads, names = self._spec.hidden_size, layer.value_heads, layer.names
         prefix = f"{self._spec.names.layers}.{n}.{self._spec.names.delta_net}."
         qkv, gate, beta, step = self._operands(x, prefix, layer)
-        q, k, v = parts(self._folded(qkv, n, prefix, layer), layer.sizes, 1)
+        qkv = self._folded(qkv, n, prefix, sum(layer.sizes), layer.kernel, names.convolutions)
+        q, k, v = parts(qkv, layer.sizes, 1)
         q, k = (_unit(ops.reshape(rows, i64([0, layer.key_heads, layer.key_dim]), True)) for rows in (q, k))
         v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
-        step = ops.softplus(ops.add(step, self._weights.vector(prefix + "dt_bias", heads)))
-        pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
-        shape = [-1, heads, layer.value_dim, layer.key_dim]
-        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
+        decay, _ = self._decay(step, prefix, heads)
         strength = scaled(ops.sigmoid(beta), layer.strength)
-        decay = ops.multiply(pace, step)
-        y = paged_delta_net(q, k, v, states, decay, strength, self._inputs)
-        y, kept = prompt_delta_net(y, (q, k, v), states, decay, strength, layer, self._inputs)
-        self.kept.append(ops.result(ops.convert(kept, self._precision)))
-        self.kept[-1].output(0).set_names({f"{KEPT_STATES}{n}"})
+        sizes = layer.key_heads, heads, layer.key_dim, layer.value_dim
+        y = self._delta_rule(n, (q, k, v), decay, strength, sizes)
         y = rms(y, layer.norm_eps or self._spec.norm_eps)
         y = ops.multiply(y, self._weights.vector(f"{prefix}{names.norm}.weight", layer.value_dim))
         y = ops.multiply(ops.reshape(y, i64([0, layer.sizes[2]]), True), ops.swish(gate))
         return self._linear(y, prefix + names.out, hidden, layer.sizes[2], False)
+
+    def _decay(self, step: Node, prefix: str, heads: int) -> tuple[Node, Node]:
+        """By how much states decay, a logarithm, and the step of each head, [T, heads] both."""
+        step = ops.softplus(ops.add(step, self._weights.vector(prefix + "dt_bias", heads)))
+        pace = ops.negative(ops.exp(self._weights.vector(prefix + "A_log", heads)))
+        return ops.multiply(pace, step), step
 
     def _operands(self, x: Node, prefix: str, layer: GatedDelta) -> list[Node]:
         """Queries, keys and values together, gates, betas, and what decays are made of."""
@@ -100,14 +104,55 @@ class RecurrentLayers:
         own = parts(y, [size // heads for size in sizes], 2)
         return [ops.reshape(rows, i64([0, size]), True) for rows, size in zip(own, sizes, strict=True)]
 
-    def _folded(self, qkv: Node, n: int, prefix: str, layer: GatedDelta) -> Node:
-        size = sum(layer.sizes)
-        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, layer.kernel])
-        names = [f"{prefix}{name}.weight" for name in layer.names.convolutions]
-        kernel = self._weights.rows(names, (size, 1, layer.kernel))
-        return ops.swish(paged_convolution(qkv, table, kernel, None, self._inputs))
+    def _folded(
+        self, x: Node, n: int, prefix: str, size: int, kernel: int, names: Sequence[str], bias: bool = False
+    ) -> Node:
+        """x [T, size] over the newest tokens, activated; `names`: of the kernels."""
+        table = self._add_input(f"{CONV_TABLE}{n}", ov.Type.dynamic, [-1, size, kernel])
+        kernels = self._weights.rows([f"{prefix}{name}.weight" for name in names], (size, 1, kernel))
+        added = self._weights.vector(f"{prefix}{names[0]}.bias", size) if bias else None
+        return ops.swish(paged_convolution(x, table, kernels, added, self._inputs))
+
+    def _delta_rule(
+        self, n: int, qkv: tuple[Node, Node, Node], decay: Node, beta: Node, sizes: tuple[int, int, int, int]
+    ) -> Node:
+        """Operands as `paged_delta_net` has them; `sizes`: heads of keys and of values, and of one of each."""
+        _, heads, key_dim, value_dim = sizes
+        table = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, [-1, heads, value_dim, key_dim])
+        y = paged_delta_net(*qkv, table, decay, beta, self._inputs)
+        y, kept = prompt_delta_net(y, qkv, table, decay, beta, sizes, self._inputs)
+        self.kept.append(ops.result(ops.convert(kept, self._precision)))
+        self.kept[-1].output(0).set_names({f"{KEPT_STATES}{n}"})
+        return y
+
+    def _state_space(self, x: Node, n: int, layer: Mamba2) -> Node:
+        """A delta net with keys so short that what its state knows already does not matter: then it adds to the state
+        what a state space adds. With keys e * k and values v / e, strength * k * (v - e * e * state * k); e * e is far
+        below what a float32 can tell from 1."""
+        if self._precision == "f16":
+            raise UnsupportedError("dtype=f16 has too small a range for state spaces; use bf16 or f32", param="dtype")
+        hidden, heads, inner = self._spec.hidden_size, layer.heads, layer.inner
+        prefix = f"{self._spec.names.layers}.{n}.{self._spec.names.state_space}."
+        sizes = (inner, sum(layer.sizes), heads)
+        gate, folded, step = parts(self._linear(x, prefix + "in_proj", sum(sizes), hidden, layer.bias), sizes, 1)
+        folded = self._folded(folded, n, prefix, sum(layer.sizes), layer.kernel, ("conv1d",), layer.kernel_bias)
+        v, k, q = parts(folded, layer.sizes, 1)
+        k, q = (ops.reshape(rows, i64([0, layer.groups, layer.state_dim]), True) for rows in (k, q))
+        v = ops.reshape(v, i64([0, heads, layer.head_dim]), True)
+        decay, step = self._decay(step, prefix, heads)
+        q, k, values = scaled(q, layer.state_dim**0.5), scaled(k, _SHORT), scaled(v, 1 / _SHORT)
+        sizes = layer.groups, heads, layer.state_dim, layer.head_dim
+        y = self._delta_rule(n, (q, k, values), decay, step, sizes)
+        own = ops.reshape(self._weights.vector(prefix + "D", heads), i64([1, heads, 1]), False)
+        y = ops.reshape(ops.add(y, ops.multiply(v, own)), i64([0, inner]), True)
+        y = ops.reshape(ops.multiply(y, ops.swish(gate)), i64([0, layer.groups, inner // layer.groups]), True)
+        y = ops.reshape(rms(y, self._spec.norm_eps), i64([0, inner]), True)
+        y = ops.multiply(y, self._weights.vector(prefix + "norm.weight", inner))
+        return self._linear(y, prefix + "out_proj", hidden, inner, layer.bias)
 
 
+_SHORT = 2.0**-20
+"""A power of 2, by which nothing is rounded."""
 _LEAST_SQUARE = 1e-6
 
 

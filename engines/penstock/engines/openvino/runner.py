@@ -103,6 +103,10 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
     def block_bytes(self) -> int:
         return self._decoders[0].model.cache.block_bytes
 
+    @property
+    def row_parts(self) -> int:
+        return self._decoders[0].model.cache.row_parts
+
     def cache_identity(self) -> str:
         return self._decoders[0].cache_identity()
 

@@ -18,6 +18,8 @@ from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64
 from penstock.engines.openvino.weights import Weights
 
+HALVES = (0.5,) * 3
+"""Mean and deviation of pixels with most encoders."""
 UNEVEN = "config.json has an image encoder whose tiles, patches or heads do not divide evenly"
 _MOST = 1 << 20
 """Larger sizes in config.json are mistakes."""
@@ -130,3 +132,10 @@ def attention(q: Node, k: Node, v: Node, size: int) -> Node:
     """All patches attend to all: [1, heads, patches, size of a head] to [patches, size]."""
     y = ops.scaled_dot_product_attention(q, k, v)
     return ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([-1, size]), False)
+
+
+def joined_squares(x: Node, columns: Node, few: int, size: int) -> Node:
+    """[patches, size] to [tokens, few * few * size]: the patches of a square of few x few make one vector, line by line
+    (pixel shuffle). `columns` [1]: of such squares."""
+    x = ops.reshape(x, ops.concat([i64([-1, few]), columns, i64([few * size])], 0), False)
+    return ops.reshape(ops.transpose(x, i64([0, 2, 1, 3])), i64([-1, few * few * size]), False)

@@ -13,8 +13,8 @@ import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.graph_nodes import Node, i64
-from penstock.engines.openvino.vision import UNEVEN, VisionModel, checked_size, inner_settings
+from penstock.engines.openvino.graph_nodes import i64
+from penstock.engines.openvino.vision import UNEVEN, VisionModel, checked_size, inner_settings, joined_squares
 from penstock.engines.openvino.vision_siglip import SIGLIP_DEFAULTS, Siglip, SiglipGraph
 from penstock.engines.openvino.weights import Weights
 
@@ -49,12 +49,6 @@ class Idefics3Vision(VisionModel):
         side, size = self.siglip.side, self.siglip.hidden_size * self.joined**2
         tile = ops.parameter([1, side, side, 3], np.uint8)
         x = SiglipGraph(self.siglip, weights, _VISION).encoded(tile)
-        x = weights.project(self._shuffled(x), _PROJECTION, (self.out_size, size))
+        x = joined_squares(x, i64([self.siglip.patches // self.joined]), self.joined, self.siglip.hidden_size)
+        x = weights.project(x, _PROJECTION, (self.out_size, size))
         return ov.Model([ops.result(x)], [tile], "image encoder")
-
-    def _shuffled(self, x: Node) -> Node:
-        """[patches of the tile, hidden size] to [tokens, joined * joined * hidden size]."""
-        few, size = self.joined, self.siglip.hidden_size
-        side = self.siglip.patches // few
-        x = ops.reshape(x, i64([side, few, side, few * size]), False)
-        return ops.reshape(ops.transpose(x, i64([0, 2, 1, 3])), i64([side * side, -1]), False)

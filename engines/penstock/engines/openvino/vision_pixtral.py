@@ -3,18 +3,19 @@ column. Mistral's newer models join the patches of a small square to one (patch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import Activation
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64, parts
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, i64, parts
 from penstock.engines.openvino.vision import (
     UNEVEN,
     VisionGraph,
@@ -31,8 +32,6 @@ from penstock.engines.openvino.weights import Weights
 _MEAN, _DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _EPS = 1e-5
 """Of the encoder's norms."""
-_MOST_PATCHES = 1024
-"""In a row or column: several times that of any published model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +87,19 @@ class PixtralVision(VisionModel):
     def grid(self) -> ImageGrid:
         return ImageGrid(self.patch * (self.joined or 1))
 
+    def inputs(self, tile: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """Behind it cos and sin of every patch's angles, [patches, size of a head]: in the graph they would be computed
+        in bf16, which is not exact enough."""
+        d = self.hidden_size // self.num_heads
+        frequencies = self.theta ** (-np.arange(0, d, 2) / d)
+        rows, columns = np.indices((tile.shape[1] // self.patch, tile.shape[2] // self.patch)).reshape(2, -1, 1)
+        angles = np.concatenate([rows * frequencies[0::2], columns * frequencies[1::2]] * 2, axis=1)
+        return [tile, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+
     def graph(self, weights: Weights) -> ov.Model:
         tile = ops.parameter(ov.PartialShape([1, -1, -1, 3]), np.uint8)
-        builder, size, out = _PixtralGraph(self, weights), self.hidden_size, self.out_size
+        turns = [ops.parameter([-1, self.hidden_size // self.num_heads], np.float32) for _ in ("cos", "sin")]
+        builder, size, out = _PixtralGraph(self, weights, turns), self.hidden_size, self.out_size
         x, rows, columns = builder.encoded(tile)
         prefix = "multi_modal_projector."
         if self.joined:
@@ -100,7 +109,7 @@ class PixtralVision(VisionModel):
         x = builder.linear(x, prefix + "linear_1", out, size, bias=self.projector_bias)
         x = ACTIVATIONS[self.projector_activation](x)
         x = builder.linear(x, prefix + "linear_2", out, out, bias=self.projector_bias)
-        return ov.Model([ops.result(x)], [tile], "image encoder")
+        return ov.Model([ops.result(x)], [tile, *turns], "image encoder")
 
     def _joined(self, x: Node, rows: Node, columns: Node) -> Node:
         """[patches, hidden size] to [tokens, hidden size * joined * joined]: a patch's values are far apart."""
@@ -111,19 +120,17 @@ class PixtralVision(VisionModel):
 
 
 class _PixtralGraph(VisionGraph):
-    def __init__(self, spec: PixtralVision, weights: Weights) -> None:
+    def __init__(self, spec: PixtralVision, weights: Weights, turns: Sequence[Node]) -> None:
+        """`turns`: the last of `PixtralVision.inputs`."""
         super().__init__(weights)
         self._spec = spec
-        self._turns: list[Node] = []
-        """cos and sin of every patch's angles, [patches, size of a head]."""
+        self._turns = turns
 
     def encoded(self, tile: Node) -> tuple[Node, Node, Node]:
         """[patches, hidden size], and [1], how many rows and columns of them there are."""
         spec, prefix, size = self._spec, "vision_tower.", self._spec.hidden_size
         x = self.patches(normalized(tile, _MEAN, _DEVIATION), prefix + "patch_conv", size, spec.patch)
-        shape = ops.shape_of(x)
-        rows, columns = parts(shape, (1, 1, 1, 1), 0)[2:]
-        self._turns = self._rotations(rows, columns)
+        rows, columns = parts(ops.shape_of(x), (1, 1, 1, 1), 0)[2:]
         x = ops.transpose(ops.reshape(x, i64([size, -1]), False), i64([1, 0]))
         x = self.rms_norm(x, prefix + "ln_pre", size, _EPS)
         for n in range(spec.num_layers):
@@ -143,28 +150,8 @@ class _PixtralGraph(VisionGraph):
         y = ops.multiply(ACTIVATIONS[spec.activation](gate), up)
         return ops.add(x, self.linear(y, prefix + "down_proj", size, inner, bias=False))
 
-    def _rotations(self, rows: Node, columns: Node) -> list[Node]:
-        """Rows of tables: computed in the graph, angles would be rounded to bf16 there."""
-        d = self._spec.hidden_size // self._spec.num_heads
-        frequencies = self._spec.theta ** (-np.arange(0, d, 2) / d)
-        places = np.arange(_MOST_PATCHES)[:, None]
-        turns = []
-        for function in (np.cos, np.sin):
-            of_rows, of_columns = (f32(function(places * frequencies[first::2])) for first in (0, 1))
-            of_rows, of_columns = (_first(table, count) for table, count in ((of_rows, rows), (of_columns, columns)))
-            shape = ops.concat([rows, columns, i64([d // 4])], 0)
-            of_rows = ops.broadcast(ops.unsqueeze(of_rows, i64(1)), shape)
-            of_columns = ops.broadcast(ops.unsqueeze(of_columns, i64(0)), shape)
-            both = ops.reshape(ops.concat([of_rows, of_columns], 2), i64([-1, d // 2]), False)
-            turns.append(ops.concat([both, both], 1))
-        return turns
-
     def _turned(self, x: Node) -> Node:
         d = self._spec.hidden_size // self._spec.num_heads
         first, second = parts(x, (d // 2, d // 2), 3)
         cos, sin = self._turns
         return ops.add(ops.multiply(x, cos), ops.multiply(ops.concat([ops.negative(second), first], 3), sin))
-
-
-def _first(table: Node, count: Node) -> Node:
-    return ops.slice(table, i64([0]), count, i64([1]), i64([0]))

@@ -12,6 +12,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, i64
 from penstock.engines.openvino.vision import (
+    HALVES,
     UNEVEN,
     VisionGraph,
     attention,
@@ -22,8 +23,6 @@ from penstock.engines.openvino.vision import (
 )
 from penstock.engines.openvino.weights import Weights
 
-_HALVES = (0.5,) * 3
-"""Mean and deviation of pixels, as all published processors have them."""
 SIGLIP_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -87,7 +86,7 @@ class SiglipGraph(VisionGraph):
     def encoded(self, tile: Node) -> Node:
         """[patches of the tile, hidden size], of a tile [1, side, side, 3] u8."""
         spec, prefix, size = self._spec, self._prefix + "embeddings.", self._spec.hidden_size
-        x = self.patches(normalized(tile, _HALVES, _HALVES), prefix + "patch_embedding", size, spec.patch)
+        x = self.patches(normalized(tile, HALVES, HALVES), prefix + "patch_embedding", size, spec.patch)
         x = ops.transpose(ops.reshape(x, i64([size, -1]), False), i64([1, 0]))
         x = ops.add(x, self.weights.vector(prefix + "patch_embedding.bias", size))
         # transformers finds the rows by fractions in f32. For some numbers of patches, none of them in use, these are

@@ -67,7 +67,8 @@ class Prefetches:
         self.num_loaded = 0
         """Blocks that were read and came into the KV cache."""
         self.num_missed_tokens = 0
-        """In full blocks of prompts that another engine had computed, and that were found nowhere."""
+        """In full blocks of prompts that another engine had computed, and that were found nowhere. Behind the last
+        checkpoint of recurrent states there is nothing to be found."""
         self._kv = kv
         self._num_blocks = 0
         """That are read and not in the KV cache yet, of all requests together."""
@@ -120,7 +121,8 @@ class Prefetches:
         self.num_loaded += num_loaded
         if request.num_preemptions == 0 and request.num_tokens > request.num_prompt_tokens:
             size = self._kv.groups[0].block_size
-            self.num_missed_tokens += max(0, request.num_prompt_tokens // size * size - num_cached)
+            known = self._kv.checkpoint_before(request.num_prompt_tokens) // size * size
+            self.num_missed_tokens += max(0, known - num_cached)
 
     def ended(self, prefetch: Prefetch, contents: dict[BlockHash, Any], now: float) -> None:
         """It has been read; ignored for one that was given up."""

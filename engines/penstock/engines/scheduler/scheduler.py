@@ -29,7 +29,7 @@ from penstock.engines.scheduler.request import Request, RequestStatus, Run
 from penstock.engines.scheduler.running import RunningRequests, StepUnderWay
 from penstock.engines.scheduler.speculation import Speculation
 from penstock.engines.scheduler.trials import Trials
-from penstock.kvcache import BlockTables, HybridCacheManager, IntegrityError, KVCacheManager, largest_chunk
+from penstock.kvcache import BlockTables, IntegrityError, KVCacheManager, cache_manager, largest_chunk
 
 
 class Scheduler:
@@ -417,9 +417,7 @@ class Scheduler:
 
 def _cache_of(info: ModelInfo, config: SchedulerConfig) -> KVCacheManager:
     caching = config.enable_prefix_caching
-    if info.states is not None:
-        return HybridCacheManager(info.num_blocks, info.kv_groups, info.states, enable_prefix_caching=caching)
-    return KVCacheManager(info.num_blocks, info.kv_groups, enable_prefix_caching=caching)
+    return cache_manager(info.num_blocks, info.kv_groups, info.states, enable_prefix_caching=caching)
 
 
 def _pooled_output(request: Request, vector: list[float]) -> RequestOutput:

@@ -129,6 +129,23 @@ class RecurrentDigests(PagedDigests):
         self._interval = states.interval
         self._rows = [_SPOILT] * states.num_rows
         self._salt = len(groups) * _GOLDEN & _MASK
+        self._num_blocks = num_blocks
+
+    def read(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """Ids from the number of blocks on are those of rows."""
+        contents = np.zeros((len(block_ids), self._stride), np.uint64)
+        for place, block_id in enumerate(block_ids):
+            if block_id < self._num_blocks:
+                contents[place] = super().read([block_id]).view(np.uint64)
+            else:
+                contents[place, 0] = self._rows[block_id - self._num_blocks]
+        return contents.view(np.uint8).reshape(len(block_ids), self.block_bytes)
+
+    def write(self, block_id: int, contents: npt.NDArray[np.uint8]) -> None:
+        if block_id < self._num_blocks:
+            super().write(block_id, contents)
+        else:
+            self._rows[block_id - self._num_blocks] = int(contents.view(np.uint64)[0])
 
     def _seen(self, tables: Sequence[Sequence[int]], position: int) -> int:
         *blocks, rows = tables

@@ -285,8 +285,12 @@ class SimulatedRunner(AdapterShelf):
     def block_bytes(self) -> int:
         return self._cache.block_bytes
 
+    @property
+    def row_parts(self) -> int:
+        return 0 if self.info.states is None else 1
+
     def cache_identity(self) -> str:
-        return f"simulated {self.info.kv_groups}"
+        return f"simulated {self.info.kv_groups} {self.info.states is not None}"
 
     def read_blocks(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         return self._cache.read(block_ids)

@@ -18,7 +18,13 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from penstock.engines.contract.loading import Loading, Report
@@ -32,7 +38,6 @@ from penstock.engines.torch.recurrent import OLDEST, RECURRENT
 _REFUSED = {
     "auto_map": "a model's own code is never run; without this key transformers' own class of that model is used",
     "quantization_config": "quantized checkpoints are not supported",
-    "text_config": "multimodal models are not supported",
 }
 
 
@@ -124,6 +129,7 @@ def load_config(model_dir: Path) -> PretrainedConfig:
             )
     except (ValueError, KeyError, TypeError, OSError) as e:
         raise UnsupportedError(f"transformers {transformers.__version__} does not take this config.json: {e}") from e
+    config = _text_config(config)
     if config.is_encoder_decoder:
         raise UnsupportedError(f"{config.model_type} is an encoder-decoder model; decoders only are supported")
     kinds = layer_types(config)
@@ -136,6 +142,18 @@ def load_config(model_dir: Path) -> PretrainedConfig:
     if kinds & RECURRENT:
         _check_release(OLDEST, "for recurrent layers ")
     return config
+
+
+def _text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Of a multimodal model its language model's, where transformers has a class for that alone; it leaves the other
+    weights out. Raises UnsupportedError."""
+    text = getattr(config, "text_config", None)
+    if text is None:
+        return config
+    classes = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(part), None) for part in (config, text)]
+    if classes[0] is not None and classes[0] is classes[1]:
+        return text  # type: ignore[no-any-return]
+    raise UnsupportedError("config.json has text_config: multimodal models are not supported")
 
 
 def layer_types(config: PretrainedConfig) -> set[str]:

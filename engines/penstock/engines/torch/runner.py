@@ -42,7 +42,7 @@ class TorchRunner(StepRunner, WithAdapters[TorchAdapters]):
         threads = config.threads or default_threads()
         torch.set_num_threads(threads)
         settings = read_config(config.model_dir)
-        check_model_sizes(settings)
+        check_model_sizes(settings.get("text_config") or settings)
         model_config = load_config(config.model_dir)
         model_len = max_model_len(config.max_model_len, longest_context(model_config, config.max_model_len))
         check_rope(model_config, model_len)

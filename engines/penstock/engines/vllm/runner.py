@@ -243,6 +243,9 @@ class VLLMHostRunner(VLLMRunner):
         """`BlockHost.block_bytes`"""
         return self._memory.block_bytes
 
+    row_parts = 0
+    """`BlockHost.row_parts`"""
+
     def cache_identity(self) -> str:
         """`BlockHost.cache_identity`. For each kind of processor vLLM has other kernels and layouts."""
         config = self._config

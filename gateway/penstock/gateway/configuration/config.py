@@ -296,7 +296,7 @@ def _settings(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
 LISTS = frozenset(
     (
         *("served_model_name", "api_key", "admin_key", "allowed_hosts", "allowed_origins"),
-        *("model_repository", "load_model", "embedding_model"),
+        *("model_repository", "load_model", "embedding_model", "allowed_media_domains"),
     )
 )
 """Settings that take several values: repeated flags, comma-separated variables, arrays in files."""

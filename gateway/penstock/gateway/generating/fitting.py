@@ -21,6 +21,8 @@ _TRIES = 8
 _CHARS_OF_A_TOKEN = 3.0
 _CHARS_OF_A_MESSAGE = 16
 """That a template writes around each."""
+_CHARS_OF_AN_IMAGE = 3000
+"""As long as the text of so many tokens."""
 
 
 def only_prompt(request: GenerateRequest) -> list[int]:
@@ -80,4 +82,12 @@ def _lengths(messages: Messages, starts: Sequence[int]) -> list[int]:
 def _length(message: Mapping[str, Any]) -> int:
     calls = message.get("tool_calls")
     extra = 0 if calls is None else len(msgspec.json.encode(calls))
-    return len(message["content"]) + len(message.get("reasoning_content", "")) + extra + _CHARS_OF_A_MESSAGE
+    content = message["content"]
+    length = len(content) if isinstance(content, str) else sum(map(_length_of_part, content))
+    return length + len(message.get("reasoning_content", "")) + extra + _CHARS_OF_A_MESSAGE
+
+
+def _length_of_part(part: str | Mapping[str, Any]) -> int:
+    if isinstance(part, str):
+        return len(part)
+    return _CHARS_OF_AN_IMAGE if part["type"] == "image" else len(part.get("text", ""))

@@ -78,6 +78,7 @@ from penstock.gateway.requests.loops import loop_factory
 from penstock.gateway.requests.request_watch import RequestWatch
 from penstock.gateway.requests.server_health import ServerHealth
 from penstock.gateway.requests.server_log import set_up_log
+from penstock.gateway.server.composition.models import build_image_sources
 from penstock.gateway.server.composition.ports import (
     app_settings,
     build_kserve,
@@ -198,6 +199,7 @@ class _Front:
             clamp_max_tokens=config.server.clamp_max_tokens,
             text_pool=pools.text,
             salt_key=begin.salt_key,
+            image_sources=build_image_sources(config),
         )
         self._models = FrontModels(dataplane, link.models, self._attach, self._hold)
         self._keys = ApiKeys({} if config.server.has_keys else None)

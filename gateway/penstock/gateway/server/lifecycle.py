@@ -178,6 +178,8 @@ class Server:
         self._endpoints = batch_endpoints(models.dataplane, self._settings, models.pooling)
         models.traffic.answer_by(self._endpoints, self._settings)
         self._batches = build_batches(config, self._database, self._endpoints, self._settings)
+        if self._batches is not None:
+            models.dataplane.image_sources.files = self._batches.files
         self._responses = build_responses(config, self._database, self._settings)
         self.app = build_app(
             models.dataplane,

@@ -198,7 +198,7 @@ def test_small_forms_are_made_of_the_whole_one(folder: PeersFolder, monkeypatch:
 
     monkeypatch.setattr(recipes, "run", convert)
     recipes.convert(folder, "openvino", "tiny", "int4")
-    assert commands[-1][-3:-1] == ["--weight-format", "int4"]
+    assert commands[-1][-5:-3] == ["--weight-format", "int4"]
     monkeypatch.setattr(recipes, "llama_tree", lambda folder, log: Path("tree"))
     recipes.convert(folder, "llamacpp", "tiny", "int4")
     whole, part, kind = commands[-1][-3:]

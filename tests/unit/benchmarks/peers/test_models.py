@@ -9,17 +9,31 @@ import pytest
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from benchmarks.peers import models
 from benchmarks.peers.models import make_model
 from benchmarks.peers.peers_folder import PeersFolder
-from benchmarks.peers.shapes import SHAPES, VOCABULARY, Shape
+from benchmarks.peers.shapes import SHAPES, VOCABULARY, DeltaNet, Experts, Shape
 from benchmarks.peers.weights import write_weights
 
 SMALL = {
     name: msgspec.structs.replace(
-        shape, layers=2, hidden=64, intermediate=96, heads=4, vocabulary=min(shape.vocabulary, VOCABULARY + 64)
+        shape,
+        layers=2,
+        hidden=64,
+        intermediate=96,
+        heads=4,
+        kv_heads=2,
+        head_dim=32 if shape.head_dim else 0,
+        vocabulary=min(shape.vocabulary, VOCABULARY + 64),
+        attends=None if shape.attends is None else (1,),
+        delta=shape.delta and DeltaNet(heads=2, head=16, kernel=4),
+        vision=shape.vision
+        and msgspec.structs.replace(
+            shape.vision, layers=2, hidden=32, intermediate=48, heads=2, side=32, patch=8, joined=2
+        ),
+        experts=shape.experts and Experts(number=4, chosen=2, size=32, dense=1),
     )
     for name, shape in SHAPES.items()
 }
@@ -36,11 +50,12 @@ def peers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeersFolder
 @pytest.mark.parametrize("name", SHAPES)
 def test_transformers_finds_every_weight_it_knows(peers_folder: PeersFolder, name: str) -> None:
     folder = make_model(peers_folder, name)
-    model, about = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    kind = AutoModelForCausalLM if SMALL[name].vision is None else AutoModelForImageTextToText
+    model, about = kind.from_pretrained(folder, output_loading_info=True)
     assert not about["missing_keys"]
     assert not about["unexpected_keys"]
     assert model.config.tie_word_embeddings == SMALL[name].tied
-    assert model.config.rope_parameters["rope_theta"] == SMALL[name].rope_theta
+    assert model.config.get_text_config().rope_parameters["rope_theta"] == SMALL[name].rope_theta
     with torch.no_grad():
         logits = model(torch.tensor([[5, 6, 7]])).logits
     assert logits.shape == (1, 3, SMALL[name].vocabulary)

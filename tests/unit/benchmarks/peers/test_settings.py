@@ -10,6 +10,7 @@ import pytest
 from benchmarks.commands import main
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.launch import Surroundings
+from benchmarks.peers.measure_group import room_for
 from benchmarks.peers.notes import case_name
 from benchmarks.peers.peers_folder import PeersFolder
 from benchmarks.peers.plan import Case, plan, requests_of
@@ -75,6 +76,48 @@ def test_penstock_gets_the_weights_of_the_group(weights: str, flag: str, tmp_pat
     assert start is not None
     argv = list(start(at, Ports(1, 2, 3)).argv)
     assert argv[argv.index("--weights") + 1] == flag
+
+
+def test_several_peers_in_one_table_meet_penstock_once() -> None:
+    chosen = {
+        "tables": ["generation"],
+        "only": ["llamacpp", "openvino", "triton"],
+        "models": ["tiny"],
+        "together": True,
+    }
+    assert groups(**chosen, weights=["int8"], concurrency=["1"], sampled=[]) == [
+        ("generation", "tiny", ("llamacpp", "openvino", "penstock"), 1)
+    ]
+
+
+def test_chats_have_tables_of_their_own_and_images_need_eyes() -> None:
+    models = ["lfm2-350m-shape", "smolvlm-500m-shape"]
+    assert groups(tables=["turns", "images"], models=models) == [
+        ("turns", "lfm2-350m-shape", ("llamacpp", "penstock"), 1),
+        ("images", "smolvlm-500m-shape", ("llamacpp", "penstock"), 1),
+    ]
+
+
+def test_prompts_are_kept_for_chats_alone(tmp_path: Path) -> None:
+    """With room for all of a session."""
+    for table, flag, cache in (("turns", "--prefix-caching", False), ("generation", "--no-prefix-caching", True)):
+        chosen = settings({"dir": "d", "output_tokens": 16})
+        at = Surroundings(
+            peers_folder=PeersFolder(tmp_path),
+            model="tiny",
+            cores=(0, 1),
+            places=1,
+            timeout=1,
+            sequence=room_for(table, chosen),
+            reuse=table == "turns",
+        )
+        ours, theirs = (CONTENDERS[name].start for name in ("penstock", "llamacpp"))
+        assert ours is not None
+        assert theirs is not None
+        assert flag in ours(at, Ports(1, 2, 3)).argv
+        argv = list(theirs(at, Ports(1, 2, 3)).argv)
+        assert ("--no-cache-prompt" in argv) == cache
+        assert argv[argv.index("--ctx-size") + 1] == ("16384" if table == "turns" else "1024")
 
 
 def test_sampled_rows_come_last_in_the_generation_tables() -> None:

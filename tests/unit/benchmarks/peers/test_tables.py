@@ -45,6 +45,20 @@ def test_generation_shows_speeds_ratios_and_who_took_no_part() -> None:
     assert in_short[1:] == ["vllm", "output tokens/s, tiny", "2.00", "2.00 (4 at a time)", "2.00 (4 at a time)"]
 
 
+@pytest.mark.parametrize(("table", "ratio"), [("turns", "4.00"), ("images", "2.00")])
+def test_turns_are_compared_by_the_last_and_images_by_the_first(table: str, ratio: str) -> None:
+    theirs, ours = (
+        Cell(runs=[msgspec.structs.replace(run_of(1.0), ttft_ms=ttft)])
+        for ttft in ([200.0, 70.0, 80.0], [100.0, 30.0, 20.0])
+    )
+    report = report_of("generation", "llamacpp", llamacpp=theirs, penstock=ours)
+    [group] = report.groups
+    group.table = table
+    group.cases[0].case = msgspec.structs.replace(group.cases[0].case, table=table)
+    text = markdown(report)
+    assert cases(text)[0][1:4] == ["200 / 80.0", "100 / 20.0", ratio]
+
+
 def test_doubts_failures_and_company_are_told() -> None:
     theirs = Cell(runs=[run_of(2.0, verdict="doubtful", tired=7), run_of(2.0, verdict="invalid")])
     ours = Cell(failure="3 output tokens instead of 4")

@@ -64,3 +64,16 @@ def test_quantized_blocks_are_the_same(kind: str, llama_dir: Path, make_runner: 
     ask(drivers[3], 8, token)
     assert drivers[3].stats.prompt_tokens == len(PROMPT), "blocks of another type are not used"
     close(drivers)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_states_are_handed_over_with_their_blocks(family: str, make_runner: Any, tmp_path: Path) -> None:
+    """The tokens behind the last checkpoint are computed again."""
+    make_model(tmp_path, family)
+    expected = reference_tokens(load_reference(tmp_path), PROMPT, 8)
+    first, second = drivers = pair(make_runner, tmp_path, HandoverMemory(1, 1 << 24), state_interval=32)
+    token = ask(first, 1)
+    assert [*token, *ask(second, 8, token)] == expected
+    assert second.stats.prompt_tokens == 4
+    assert second.stats.handover.missed_tokens == 0
+    close(drivers)

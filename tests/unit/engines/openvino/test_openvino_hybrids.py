@@ -120,6 +120,9 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("olmo-hybrid", {}),
         ("olmo-hybrid", {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "num_key_value_heads": 4}),
         ("olmo-hybrid", {"linear_allow_neg_eigval": False, "layer_types": None, "linear_key_head_dim": None}),
+        ("granite-hybrid", {}),
+        ("granite-hybrid", {"num_local_experts": 0, "mamba_n_groups": 2, "position_embedding_type": "rope"}),
+        ("granite-hybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3}),
         ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
     ],
 )
@@ -148,7 +151,7 @@ def test_experts_that_are_stored_in_pairs(tmp_path: Path, make_runner: Any) -> N
     assert Driver(make_runner(tmp_path)).generate([prompt(45, 1)], 8) == [expected]
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "granite-hybrid"])
 def test_a_chunk_may_end_anywhere(family: str, tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, family)
     driver = Driver(make_runner(tmp_path))
@@ -161,7 +164,7 @@ def test_a_chunk_may_end_anywhere(family: str, tmp_path: Path, make_runner: Any)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f32"])
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "granite-hybrid"])
 def test_weights_in_8_bits(family: str, precision: str, tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, family)
     try:
@@ -192,19 +195,10 @@ def test_states_have_one_type() -> None:
         check_hybrid(OpenVINOConfig(Path(), activations="mixed"))
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"kv_offload_dir": "kept"}, "--kv-offload-dir: recurrent states cannot be kept outside"),
-        ({"speculative": "ngram"}, "--speculative: this engine cannot verify guesses"),
-    ],
-)
-def test_options_that_need_more_than_checkpoints(
-    config: dict[str, Any], message: str, tmp_path: Path, make_runner: Any
-) -> None:
+def test_guesses_need_more_than_checkpoints(tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, "lfm2")
-    with pytest.raises(UnsupportedError, match=message):
-        EngineCore(make_runner(tmp_path), SchedulerConfig(**config), lambda: 0.0)
+    with pytest.raises(UnsupportedError, match="--speculative: this engine cannot verify guesses"):
+        EngineCore(make_runner(tmp_path), SchedulerConfig(speculative="ngram"), lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +231,25 @@ def test_settings_that_are_not_understood(changes: dict[str, Any], message: str)
 def test_settings_of_delta_nets_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         parse_config(SHAPE | {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mamba_n_heads": 7}, "7 heads of 1 groups in 128 values do not go together"),
+        ({"mamba_d_head": 3}, "do not go together in Mamba-2"),
+        ({"mamba_d_state": "x"}, "mamba_d_state=x, which is not a number from 1"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit=.*: steps with limits are not supported"),
+        ({"layer_types": ["mamba"] * 3}, "no layer has full_attention"),
+        ({"layer_types": [{}] * 3}, "layer_types is not understood"),
+    ],
+)
+def test_settings_of_state_spaces_that_are_not_understood(changes: dict[str, Any], message: str) -> None:
+    kinds = ["mamba", "attention", "mamba"]
+    config = SHAPE | {"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": kinds, "mamba_n_heads": 8}
+    assert list(parse_config(config | {"time_step_limit": [0.0, float("inf")]}).attention) == [1]
+    with pytest.raises(UnsupportedError, match=message):
+        parse_config(config | changes)
 
 
 def test_which_layers_have_attention() -> None:

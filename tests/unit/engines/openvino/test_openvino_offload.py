@@ -117,3 +117,22 @@ def test_a_draft_head_has_its_features_again(cores: Any, tmp_path: Path) -> None
     assert watch.asked
     check_guesses(watch, Eagle3Reference(head, load_reference(model), (2, 4, 5)))
     assert ask(cores(model, draft_model_dir=other), PROMPT)[1] == 0
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_states_come_back_with_their_blocks(family: str, cores: Any, tmp_path: Path) -> None:
+    """From files to the engine that has evicted them, and to a new one: up to the last checkpoint."""
+    model = make_model(tmp_path / "model", family)
+    expected = reference_tokens(load_reference(model), PROMPT, 8)
+    core = cores(model, state_interval=64, max_num_seqs=1)
+    assert ask(core, PROMPT) == (expected, 0)
+    for other in OTHERS:
+        ask(core, other)
+    assert ask(core, PROMPT) == (expected, 64)
+    assert core.stats.offload.loaded
+    core = cores(model, state_interval=64, max_num_seqs=1)
+    assert ask(core, PROMPT) == (expected, 64)
+    assert core.stats.offload.loaded
+    assert core.stats.offload.damaged == 0
+    core.core.check_integrity()  # type: ignore[union-attr]
+    assert ask(cores(model, state_interval=32), PROMPT) == (expected, 0)

@@ -57,6 +57,7 @@ GROWING = {
     "original_max_position_embeddings": 8,
     "llama_4_scaling_beta": 0.5,
 }
+MISTRAL4 = GROWING | {"rope_type": "yarn", "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 0.7}
 MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (Gemma3ForConditionalGeneration, Gemma3Config, {"head_dim": 16, "sliding_window": 24}, VISION),
     "gemma4": (
@@ -81,6 +82,28 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         Mistral3ForConditionalGeneration,
         Mistral3Config,
         {"model_type": "ministral3", "head_dim": 16, "rope_parameters": GROWING},
+        VISION | {"model_type": "pixtral", "head_dim": 8},
+    ),
+    "mistral4": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        {
+            "model_type": "mistral4",
+            "num_key_value_heads": 4,
+            "rope_parameters": MISTRAL4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 24,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+        },
         VISION | {"model_type": "pixtral", "head_dim": 8},
     ),
     "qwen2.5-vl": (
@@ -178,7 +201,7 @@ def test_another_text_model_than_the_usual_one(tmp_path: Path, make_runner: Any)
     make(tmp_path, "mistral3")
     config = json.loads((tmp_path / "config.json").read_text())
     edit_config(tmp_path, text_config=config["text_config"] | {"model_type": "llama"})
-    with pytest.raises(UnsupportedError, match="text_config of mistral or ministral3, not of 'llama'"):
+    with pytest.raises(UnsupportedError, match="text_config of mistral or ministral3 or mistral4, not of 'llama'"):
         make_runner(tmp_path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
@@ -20,7 +20,7 @@ from penstock.engines.torch.recurrent import plan_pieces
 from penstock.gateway.models.memory.state_shape import StateShape, read_states
 from support.engine import Driver
 from support.models import load_reference, reference_answers, reference_tokens
-from unit.engines.torch.families import make_family
+from unit.engines.torch.families import SHAPE, make_family
 
 PROMPTS = [[3 + (7 * j + 13 * i) % 290 for j in range(30 + 17 * i)] for i in range(3)]
 _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -114,6 +114,20 @@ def test_preempted_requests_go_on_from_a_checkpoint(tmp_path: Path, make_runner:
     assert driver.stats.preemptions > 0
     answers = [driver.tokens[i] for i in ids]
     assert answers == reference_answers(reference, PROMPTS, 30, answers)
+
+
+def test_the_text_model_of_a_larger_one(tmp_path: Path, make_runner: Any) -> None:
+    """Qwen3.5 as it is published: what reads images is left out."""
+    text = {**SHAPE, **_SMALL, **_DELTA}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 32}
+    config = Qwen3_5Config(text_config=text, vision_config=vision | {"patch_size": 4})
+    model = Qwen3_5ForConditionalGeneration(config).eval()
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    model.save_pretrained(tmp_path)
+    driver = Driver(make_runner(tmp_path), max_num_seqs=1)
+    [request] = driver.add(PROMPTS[0], 4)
+    driver.run()
+    assert driver.tokens[request] == reference_tokens(model, PROMPTS[0], 4)
 
 
 def test_half_precision(tmp_path: Path, make_runner: Any) -> None:

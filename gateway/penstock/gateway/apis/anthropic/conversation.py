@@ -35,10 +35,12 @@ def noted_image(source: Any, where: str, context: RequestContext) -> Piece:
 
 
 def shown_image(source: Any, where: str, context: RequestContext) -> Piece:
-    """Raises InvalidRequestError for an image that is not in the request."""
+    """Raises InvalidRequestError for a source without an image."""
     source = source if isinstance(source, dict) else {}
     if source.get("type") == "base64" and isinstance(source.get("data"), str):
         return {"type": "image", "image": RequestImage(source["data"], f"{where}.source")}
+    if source.get("type") == "file" and isinstance(source.get("file_id"), str):
+        return {"type": "image", "image": RequestImage("", f"{where}.source.file_id", file_id=source["file_id"])}
     return {"type": "image", "image": image_of_url(source.get("url"), None, f"{where}.source")}
 
 

@@ -98,6 +98,8 @@ _COLUMNS = "id, filename, purpose, bytes, created, expires"
 
 MAX_FILE_BYTES = 200 << 20
 """As OpenAI's for batches."""
+FOR_MODELS = ("user_data", "vision")
+"""Purposes of files that requests show to models."""
 MESSAGE_BATCH = "message_batch"
 """The purpose of files of Anthropic's batches, which only these show."""
 
@@ -325,6 +327,20 @@ class FileStore:
         if row is None:
             raise NotFoundError("There is no file with this id.", param=param)
         return self._stored(row)
+
+    async def image(self, tenant: str, file_id: str, most: int, where: str) -> bytes:
+        """The content of a file for models, of at most `most` bytes. Raises InvalidRequestError, NotFoundError."""
+        stored = await self.find(tenant, file_id, where)
+        if stored.purpose not in FOR_MODELS:
+            message = f"{where}: the file's purpose must be {' or '.join(FOR_MODELS)}."
+            raise InvalidRequestError(message, param=where)
+        if stored.bytes > most:
+            raise InvalidRequestError(f"{where}: the file has more than {most} bytes.", param=where)
+        return await asyncio.to_thread(self._read, stored.id, most)
+
+    def _read(self, file_id: str, most: int) -> bytes:
+        with self.contents.open(file_id) as file:
+            return file.read(most)
 
     async def of_tenant(self, tenant: str, purpose: str | None) -> list[StoredFile]:
         """The oldest first, without those of Anthropic's batches."""

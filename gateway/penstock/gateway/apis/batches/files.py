@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from penstock.engines.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError, UnsupportedError
+from penstock.gateway.apis.batches.file_store import FOR_MODELS
 from penstock.gateway.apis.batches.service import BatchService
 from penstock.gateway.requests.call import ClientGone
 from penstock.gateway.requests.intake import SMALL_BODY
@@ -25,18 +26,19 @@ _ROOM_FOR_FIELDS = 64 << 10
 _MAX_FIELDS = 8
 _MAX_FILENAME = 255
 _LIFETIMES = range(3600, 30 * 86400 + 1)
+_PURPOSES = ("batch", *FOR_MODELS)
 FORM = {
     "type": "object",
     "required": ["file", "purpose"],
     "properties": {
         "file": {"type": "string", "format": "binary"},
-        "purpose": {"enum": ["batch"]},
+        "purpose": {"enum": [*_PURPOSES]},
         "expires_after[anchor]": {"enum": ["created_at"]},
         "expires_after[seconds]": {"type": "integer", "minimum": _LIFETIMES[0], "maximum": _LIFETIMES[-1]},
     },
 }
 """As a JSON schema."""
-_PURPOSES = frozenset({"assistants", "evals", "fine-tune", "user_data", "vision"})
+_OTHER_PURPOSES = frozenset({"assistants", "evals", "fine-tune"})
 """OpenAI has uses for these."""
 
 
@@ -109,11 +111,11 @@ def _upload(form: FormData, max_file: int) -> Upload:
         raise InvalidRequestError("file is missing.", param="file")
     if (file.size or 0) > max_file:
         raise _too_large(max_file)
-    if purpose in _PURPOSES:
+    if purpose in _OTHER_PURPOSES:
         raise UnsupportedError(f"purpose: this server has no use for files for '{purpose}'.", param="purpose")
-    if purpose != "batch":
-        raise InvalidRequestError("purpose must be batch.", param="purpose")
-    filename = (file.filename or "upload.jsonl")[:_MAX_FILENAME]
+    if purpose not in _PURPOSES:
+        raise InvalidRequestError("purpose must be batch, user_data or vision.", param="purpose")
+    filename = (file.filename or ("upload.jsonl" if purpose == "batch" else "upload"))[:_MAX_FILENAME]
     filename = filename.encode(errors="replace").decode()  # some charsets give halves of surrogate pairs
     return Upload(filename, purpose, file.file, _lifetime(form))
 

@@ -99,6 +99,10 @@ async def fitted_chat(
 
 
 def with_prompt(text_request: GenerateRequest, prompt: list[int]) -> GenerateRequest:
+    """Raises ContextLengthError where images would lose their places."""
+    if text_request.images and prompt != only_prompt(text_request):
+        message = "The images of this prompt do not fit into the context with its text."
+        raise ContextLengthError(message, param="images")
     return replace(text_request, prompts=[prompt], truncation=None)
 
 

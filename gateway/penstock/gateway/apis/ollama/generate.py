@@ -6,6 +6,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from penstock.gateway.apis.ollama.translation import (
     whole,
     widened,
     with_images,
+    with_note,
     within_openai,
 )
 from penstock.gateway.apis.openai.chat import chat_generation, upstream_chat
@@ -180,9 +182,8 @@ class _Endpoint(TranslatingEndpoint[_R]):
     def _loaded(self, request: _R, context: RequestContext) -> LoadedModel:
         return self._dataplane.models.language(self._model_name(request), context).model
 
-    def _roles(self, request: _R, context: RequestContext) -> frozenset[str]:
-        """Beside the common ones."""
-        return self._dataplane.model(self._model_name(request), context).template_roles
+    def _described(self, request: _R, context: RequestContext) -> ServedModel:
+        return self._dataplane.model(self._model_name(request), context)
 
     async def _chat(
         self,
@@ -206,8 +207,9 @@ class _Endpoint(TranslatingEndpoint[_R]):
         cut = request.truncate is not False
         text_request = await fitted_chat(messages, render, bounds, context, cut=cut)
         if before:
-            prompt = _continued(before, only_prompt(text_request), model)
-            text_request = with_prompt(text_request, bounds.shortened(prompt, "context", context, cut=cut))
+            text_request = _continued(before, text_request, model)
+            prompt = bounds.shortened(only_prompt(text_request), "context", context, cut=cut)
+            text_request = with_prompt(text_request, prompt)
         return widened(bounds.limited(text_request), sampling, context)
 
     def _openai_chat(
@@ -232,7 +234,10 @@ class OllamaChat(_Endpoint[OllamaChatRequest]):
         return not request.messages
 
     async def _generate_request(self, request: OllamaChatRequest, context: RequestContext) -> TextRequest:
-        messages = template_messages(request.messages or (), context, self._roles(request, context))
+        model = self._described(request, context)
+        messages = template_messages(
+            request.messages or (), context, model.template_roles, reads_images=model.reads_images
+        )
         return await self._chat(request, request.tools, messages, context)
 
     async def _upstream_chat(self, request: OllamaChatRequest, context: RequestContext) -> UpstreamChat:
@@ -263,6 +268,8 @@ class Generate(_Endpoint[OllamaGenerateRequest]):
     ) -> list[int] | None:
         if request.raw or request.suffix or not isinstance(generation, Generation):
             return None
+        if generation.has_images:  # its tokens alone would show nothing of them
+            return None
         return generation.prompt_token_ids[0]
 
     async def _generate_request(self, request: OllamaGenerateRequest, context: RequestContext) -> TextRequest:
@@ -271,14 +278,18 @@ class Generate(_Endpoint[OllamaGenerateRequest]):
         as_it_is = _goes_as_it_is(request, source)
         if as_it_is or request.suffix or loaded.chat_template is None:
             return await self._completion(request, context)
-        return await self._chat(request, None, _messages(request, context), context, before=request.context or ())
+        reads_images = self._described(request, context).reads_images
+        messages = _messages(request, context, reads_images=reads_images)
+        return await self._chat(request, None, messages, context, before=request.context or ())
 
     async def _completion(self, request: OllamaGenerateRequest, context: RequestContext) -> TextRequest:
         name, options = self._model_name(request), request.options or Options()
         model = self._dataplane.model(name, context)
         if request.system:
             context.ignore("system", "the prompt goes to the model without a chat template.")
-        text: str | list[int] = with_images(request.prompt or "", request.images, "images", context)
+        text: str | list[int] = request.prompt or ""
+        if request.images:
+            text = with_note(str(text), "images", context)
         bounds = window(options, model.info.context_length, context)
         if not request.suffix:
             text = await self._tokens(request, str(text), bounds, context)
@@ -299,17 +310,19 @@ class Generate(_Endpoint[OllamaGenerateRequest]):
         for name in ("raw", "suffix", "context", "template"):
             if getattr(request, name):
                 raise UnsupportedError(f"{name}: models of other servers are asked by chats.", param=name)
-        return self._openai_chat(request, None, _messages(request, context), context)
+        return self._openai_chat(request, None, _messages(request, context, reads_images=False), context)
 
 
-def _continued(before: Sequence[int], prompt: list[int], model: ServedModel) -> list[int]:
+def _continued(before: Sequence[int], text_request: TextRequest, model: ServedModel) -> TextRequest:
     """A token that opens a text stands at its beginning alone, though the template writes one for each prompt."""
+    prompt = only_prompt(text_request)
     opens = "bos_token" in (model.template_variables or ()) and prompt[:1] == [before[0]]
-    return [*before, *(prompt[1:] if opens else prompt)]
+    images = tuple(image.moved(len(before) - opens) for image in text_request.images)
+    return replace(text_request, prompts=[[*before, *prompt[opens:]]], images=images)
 
 
-def _messages(request: OllamaGenerateRequest, context: RequestContext) -> list[dict[str, Any]]:
-    text = with_images(request.prompt or "", request.images, "images", context)
+def _messages(request: OllamaGenerateRequest, context: RequestContext, *, reads_images: bool) -> list[dict[str, Any]]:
+    text = with_images(request.prompt or "", request.images, "images", context, reads_images=reads_images)
     system = [{"role": "system", "content": request.system}] if request.system else []
     return [*system, {"role": "user", "content": text}]
 

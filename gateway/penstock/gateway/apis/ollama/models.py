@@ -27,7 +27,7 @@ from penstock.gateway.transports.http.settings import AppSettings
 OLLAMA_VERSION = "0.12.11"
 """Of Ollama's API: what is answered here has the fields that it had then. Clients refuse versions that are too old for
 them: VS Code those before 0.6.4."""
-_CAPABILITIES = ("completion", "tools", "thinking", "insert", "embedding")
+_CAPABILITIES = ("completion", "tools", "thinking", "insert", "vision", "embedding")
 """Those that Ollama knows."""
 _NEVER = "9999-12-31T23:59:59Z"
 _LAST_SECOND = 253_402_300_799.0

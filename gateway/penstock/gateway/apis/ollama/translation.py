@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.ollama.schemas import (
     CalledFunction,
     Format,
@@ -26,6 +27,7 @@ from penstock.gateway.apis.openai.validation import MAX_LOGPROBS
 from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.models.language.dataplane import GenerateRequest as TextRequest
 from penstock.gateway.models.language.dataplane import ServedModel
+from penstock.gateway.models.language.images.reader import RequestImage, image_of_url
 from penstock.gateway.models.language.sampling import bounded
 from penstock.gateway.models.language.structured_output import JsonSchema, ResponseFormat
 from penstock.gateway.requests.context import RequestContext
@@ -204,16 +206,23 @@ def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_messages(
-    messages: Sequence[OllamaMessage], context: RequestContext, roles: frozenset[str] = frozenset()
+    messages: Sequence[OllamaMessage],
+    context: RequestContext,
+    roles: frozenset[str] = frozenset(),
+    *,
+    reads_images: bool = False,
 ) -> list[dict[str, Any]]:
     """As chat templates know them. Calls need no ids, and results of tools name the tool: ids are made here. What
-    cannot be shown as it is, is shown in another way and noted."""
+    cannot be shown as it is, is shown in another way and noted. Raises InvalidRequestError for images that are no
+    texts, where the model `reads_images`."""
     shaped: list[dict[str, Any]] = []
     calls = _OpenCalls()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         role = _role(message.role, where, context, roles)
-        shown: dict[str, Any] = {"role": role, "content": _content(message, where, context)}
+        sees = reads_images and role in ("user", "tool")
+        content = with_images(message.content or "", message.images, f"{where}.images", context, reads_images=sees)
+        shown: dict[str, Any] = {"role": role, "content": content}
         if role == "assistant":
             if message.thinking:
                 shown["reasoning_content"] = message.thinking
@@ -241,17 +250,42 @@ def _role(role: str, where: str, context: RequestContext, roles: frozenset[str])
     return "user"
 
 
-def _content(message: OllamaMessage, where: str, context: RequestContext) -> str:
-    return with_images(message.content or "", message.images, f"{where}.images", context)
-
-
-def with_images(text: str, images: Sequence[Any] | None, where: str, context: RequestContext) -> str:
-    """The text with a line that says that there was more."""
+def with_images(
+    text: str, images: Sequence[Any] | None, where: str, context: RequestContext, *, reads_images: bool
+) -> str | list[dict[str, Any]]:
+    """The text and its images, or a line that says that there was more. Raises InvalidRequestError."""
     if not images:
         return text
-    context.ignore(where, "models on this server read text only.")
+    if reads_images:
+        return _placed([_image(image, f"{where}[{number}]") for number, image in enumerate(images)], text)
+    return with_note(text, where, context)
+
+
+def with_note(text: str, where: str, context: RequestContext) -> str:
+    context.ignore(where, "it is not shown to the model, which reads text only here.")
     note = media_note("image")
     return f"{text}\n{note}" if text else note
+
+
+_PLACE = "[img]"
+"""In a message: where its next image stands. Those that have no place stand before the text."""
+
+
+def _placed(images: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    texts = text.split(_PLACE, len(images))
+    parts = list(images[len(texts) - 1 :])
+    for number, piece in enumerate(texts):
+        parts += images[number - 1 : number] if number else ()
+        parts += [{"type": "text", "text": piece}] if piece else ()
+    return parts
+
+
+def _image(data: Any, where: str) -> dict[str, Any]:
+    """Of a text in base64. Some clients send data URLs."""
+    if not isinstance(data, str):
+        raise InvalidRequestError(f"{where} must be an image in base64.", param=where)
+    image = image_of_url(data, None, where) if data.startswith("data:") else RequestImage(data, where)
+    return {"type": "image", "image": image}
 
 
 def _call(function: CalledFunction, call_id: str, where: str, context: RequestContext) -> dict[str, Any]:

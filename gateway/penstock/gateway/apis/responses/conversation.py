@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.apis.openai.messages import history_arguments
-from penstock.gateway.apis.responses.items import content_text
+from penstock.gateway.apis.responses.items import content_text, image_of_part
 from penstock.gateway.apis.responses.schemas import InputItem, ResponseContentPart
 from penstock.gateway.apis.responses.tools import ResponseTools
-from penstock.gateway.models.language.images.reader import image_of_url
 from penstock.gateway.requests.context import RequestContext
 
 
@@ -145,14 +144,14 @@ def _text_alone(content: Content, where: str) -> list[Any]:
 
 def _shown(content: Content, where: str) -> list[Any]:
     """Parts, where there are images between texts."""
-    if content is None or isinstance(content, str) or not any(part.image_url for part in content):
+    if content is None or isinstance(content, str) or not any(part.is_image for part in content):
         return _text_alone(content, where)
-    return [_part(part, f"{where}.content[{number}].image_url") for number, part in enumerate(content)]
+    return [_part(part, f"{where}.content[{number}]") for number, part in enumerate(content)]
 
 
 def _part(part: ResponseContentPart, where: str) -> dict[str, Any]:
-    if part.image_url:
-        return {"type": "image", "image": image_of_url(part.image_url, part.detail, where)}
+    if part.is_image:
+        return {"type": "image", "image": image_of_part(part, where)}
     return {"type": "text", "text": part.text or ""}
 
 

@@ -13,7 +13,7 @@ import msgspec
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.apis.responses.schemas import GivenItem, InputItem, ResponseContentPart
 from penstock.gateway.generating.request_reading import media_note
-from penstock.gateway.models.language.images.reader import image_of_url
+from penstock.gateway.models.language.images.reader import RequestImage, image_of_url
 from penstock.gateway.requests.context import RequestContext
 
 # `encrypted_content` of reasoning items: the text as an opaque string, for clients that keep the conversation
@@ -106,7 +106,7 @@ def input_items(
 def content_text(content: str | Sequence[ResponseContentPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join([_note("input_image") if part.image_url else part.text or "" for part in content])
+    return "\n".join([_note("input_image") if part.is_image else part.text or "" for part in content])
 
 
 def shown_item(item: InputItem) -> dict[str, Any]:
@@ -130,11 +130,19 @@ def shown_item(item: InputItem) -> dict[str, Any]:
 def _shown_parts(content: str | list[ResponseContentPart] | None, kind: str) -> list[dict[str, Any]]:
     parts = [ResponseContentPart(kind, content)] if isinstance(content, str) else content or []
     more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-    return [_shown_image(part) if part.image_url else {"type": kind, "text": part.text, **more} for part in parts]
+    return [_shown_image(part) if part.is_image else {"type": kind, "text": part.text, **more} for part in parts]
 
 
 def _shown_image(part: ResponseContentPart) -> dict[str, Any]:
-    return {"type": "input_image", "image_url": part.image_url, "detail": part.detail or "auto"}
+    source = {"image_url": part.image_url} if part.image_url else {"file_id": part.file_id}
+    return {"type": "input_image", **source, "detail": part.detail or "auto"}
+
+
+def image_of_part(part: ResponseContentPart, where: str) -> RequestImage:
+    """Raises InvalidRequestError for a URL that has no image, and where there is neither that nor a file."""
+    if part.file_id and not part.image_url:
+        return RequestImage("", f"{where}.file_id", coarse=part.detail == "low", file_id=part.file_id)
+    return image_of_url(part.image_url, part.detail, f"{where}.image_url")
 
 
 def _items(item: GivenItem, where: str, context: RequestContext, sees: bool) -> Sequence[InputItem]:
@@ -270,9 +278,10 @@ def _part(part: Any, where: str, context: RequestContext, sees: bool) -> Respons
             raise InvalidRequestError(f"{where}.text is missing.", param=f"{where}.text")
         return ResponseContentPart("text", text)
     if kind == "input_image" and sees:
-        url, detail = part.get("image_url"), part.get("detail")
-        image_of_url(url, detail, f"{where}.image_url")  # refused before anything is kept
-        return ResponseContentPart(kind, image_url=url, detail=detail if isinstance(detail, str) else None)
+        fields = {name: part.get(name) for name in ("image_url", "detail", "file_id")}
+        image = ResponseContentPart(kind, **{name: text for name, text in fields.items() if isinstance(text, str)})
+        image_of_part(image, where)  # refused before anything is kept
+        return image
     document = _document(part) if kind == "input_file" else None
     if document is not None:
         return ResponseContentPart("text", document)

@@ -22,6 +22,12 @@ class ResponseContentPart(msgspec.Struct, omit_defaults=True):
     image_url: str | None = None
     """Of an `input_image` that the model is shown."""
     detail: str | None = None
+    file_id: str | None = None
+    """In place of `image_url`: the image is in a file."""
+
+    @property
+    def is_image(self) -> bool:
+        return bool(self.image_url or self.file_id)
 
 
 class GivenItem(msgspec.Struct, kw_only=True):

@@ -225,6 +225,13 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             extra={"metavar": "NAME"},
         ),
     ] = None
+    allowed_media_domains: Annotated[
+        tuple[Name, ...],
+        Meta(
+            description="domains that images are fetched from, as images.example.com, or *.example.com for all names "
+            "that end so; private addresses never are; default: URLs of other servers are refused",
+        ),
+    ] = ()
     strict_requests: Annotated[
         bool,
         Meta(

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ from penstock.gateway.models.language.choice_output import Candidate, ChoiceDelt
 from penstock.gateway.models.language.generate_request import GenerateRequest, prompt_tokens, tokenized_params
 from penstock.gateway.models.language.generation import AcceptedCall, Generation, Usage
 from penstock.gateway.models.language.images.reader import RequestImage
+from penstock.gateway.models.language.images.sources import ImageSources
 from penstock.gateway.models.language.models import LoadedModel, ServedModel
 from penstock.gateway.models.language.prompts import ChatValues, chat_text, encode_prompts
 from penstock.gateway.requests.context import RequestContext, deadline_exceeded, until
@@ -71,12 +73,14 @@ class DataPlane:
         clamp_max_tokens: bool = True,
         text_pool: WorkPool | None = None,
         salt_key: bytes | None = None,
+        image_sources: ImageSources | None = None,
     ) -> None:
         """`clamp_max_tokens`: False: no request for more tokens than the context leaves gets what it leaves (`clamps`).
         `salt_key` makes the salts of tenants; None: a new one."""
         self.models = Catalogue() if models is None else models
         self._text_pool = text_pool or WorkPools().text
         self._image_pool = WorkPool("image data", _IMAGE_COST)
+        self.image_sources = image_sources or ImageSources()
         self._request_timeout = request_timeout
         self._clamp_max_tokens = clamp_max_tokens
         self.salt_key = salt_key or secrets.token_bytes(32)
@@ -129,6 +133,7 @@ class DataPlane:
                 )
                 if not chat.images:
                     return ChatPrompt(token_ids, chat.end)
+                await self.image_sources.load(chat.images, context)
                 return await self._with_images(loaded, ChatPrompt(token_ids, chat.end), chat.images, cut=cut)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
@@ -214,6 +219,8 @@ class DataPlane:
             async with self._until_deadline(request.context):
                 await model.sleep.awake()
                 prompts = await prompt_tokens(model, request, self._text_pool)
+                if request.unread_images:
+                    request, prompts = await self._placed(model, request, prompts)
                 params = await tokenized_params(model, request, self._text_pool)
             info = model.engine.info  # if it has just woken up, its cache may be smaller than before
             adds = [self._add(model, adapter, request, params, prompt, info) for prompt in prompts]
@@ -246,6 +253,13 @@ class DataPlane:
         except BaseException:
             generation.close()
             raise
+
+    async def _placed(
+        self, model: LoadedModel, request: GenerateRequest, prompts: list[list[int]]
+    ) -> tuple[GenerateRequest, list[list[int]]]:
+        [token_ids] = prompts
+        prompt = await self._with_images(model, ChatPrompt(token_ids, ""), request.unread_images, cut=False)
+        return replace(request, images=prompt.images, unread_images=()), [prompt.token_ids]
 
     def _add(
         self,

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.engines.contract.messages import ImageInput, SamplingParams
 from penstock.engines.errors import InvalidRequestError
+from penstock.gateway.models.language.images.reader import RequestImage
 from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.models.language.prompts import Truncation, encode_prompts
 from penstock.gateway.models.language.sampling import word_tokens
@@ -26,6 +27,8 @@ class GenerateRequest:
     """Texts, encoded by the model's tokenizer, or token ids as they are."""
     images: tuple[ImageInput, ...] = ()
     """Of the only prompt, which has places for them."""
+    unread_images: tuple[RequestImage, ...] = ()
+    """The same as they were sent, of a prompt that has the model's own mark for each."""
     params: SamplingParams
     """`max_tokens` 0 means: whatever the context leaves."""
     clamps: bool = True
@@ -100,7 +103,7 @@ async def prompt_tokens(model: LoadedModel, request: GenerateRequest, pool: Work
     if fills is not None:
         behind = next(encoded)
         prompts = [fills.prompt(prompt, behind) for prompt in prompts]
-    if cut is not None and request.images:
+    if cut is not None and (request.images or request.unread_images):
         raise InvalidRequestError("A prompt with images cannot be truncated.", param="truncate_prompt_tokens")
     if cut is not None:
         prompts = [cut.applied(prompt, info.context_length, request.params.max_tokens) for prompt in prompts]

@@ -89,6 +89,7 @@ class Generation:
         several models serve."""
         self.prompt_token_ids = prompts
         """The prompts as token ids."""
+        self.has_images = bool(request.images)
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = (
             None if request.params.prompt_logprobs is None else [[None] for _ in prompts]
         )

@@ -19,8 +19,8 @@ from penstock.gateway.models.upstream.failures import (
     failed_answer,
     retry_seconds,
 )
-from penstock.gateway.models.upstream.http_connection import BrokenAnswer, CannotConnect, HttpConnection
 from penstock.gateway.models.upstream.server import UpstreamServer
+from penstock.gateway.transports.http.http_connection import BrokenAnswer, CannotConnect, HttpConnection
 
 logger = logging.getLogger("penstock")
 

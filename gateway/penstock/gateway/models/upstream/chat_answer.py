@@ -12,9 +12,9 @@ from penstock.gateway.models.language.choice_output import ChoiceDelta
 from penstock.gateway.models.upstream.answer_reading import StreamReader
 from penstock.gateway.models.upstream.attempts import CountedAnswer
 from penstock.gateway.models.upstream.failures import broken_answer
-from penstock.gateway.models.upstream.http_connection import BrokenAnswer
 from penstock.gateway.models.upstream.relay import SilenceBounds, note_first_token, silent
 from penstock.gateway.requests.context import RequestContext
+from penstock.gateway.transports.http.http_connection import BrokenAnswer
 from penstock.tokenizers import Part, ReasoningPart, TextPart, ToolCallPart
 
 _MAX_CALLS = 1024

@@ -14,11 +14,11 @@ from penstock.gateway.generating.streams import COMMENT, FrameDriver
 from penstock.gateway.models.upstream.answer_reading import LAST, AnswerReader, StreamReader
 from penstock.gateway.models.upstream.attempts import OpenAnswer
 from penstock.gateway.models.upstream.failures import broken_answer
-from penstock.gateway.models.upstream.http_connection import BrokenAnswer, HttpConnection
 from penstock.gateway.models.upstream.request_writing import BYTES_OF_TOKEN
 from penstock.gateway.requests.context import RequestContext
 from penstock.gateway.requests.record import Stage
 from penstock.gateway.transports.http.exchange import Exchange, StreamWriter
+from penstock.gateway.transports.http.http_connection import BrokenAnswer, HttpConnection
 
 _SHORTEST_WAIT = 0.01
 

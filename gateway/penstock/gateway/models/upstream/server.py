@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from penstock.gateway.configuration.upstream_settings import BaseUrl, UpstreamSettings, base_url
 from penstock.gateway.metrics.request_metrics import Histogram
-from penstock.gateway.models.upstream.http_connection import ConnectionPool
+from penstock.gateway.transports.http.http_connection import ConnectionPool
 
 _MOST_SECONDS = 60.0
 _MISSED_PROBES = 2

@@ -34,6 +34,8 @@ from penstock.gateway.transports.http.settings import AppSettings
 
 _OF_CODED_BODY = (b"content-encoding", b"content-length")
 _TENSOR_ENDPOINTS = ("/infer", "/generate", "/generate_stream")
+_FILE = b'"file_id"'
+"""In a body that may have an image in a file, which the supervisor has."""
 
 
 class _ServedFields(msgspec.Struct):
@@ -144,5 +146,7 @@ def _is_served(models: FrontModels, name: Callable[[str], str], resumable: bool,
     except InvalidRequestError:
         return True
     if request.store or (resumable and request.stream) or request.keep_alive is not None:
+        return False
+    if _FILE in body:
         return False
     return isinstance(request.model, str) and models.serves(name(request.model))

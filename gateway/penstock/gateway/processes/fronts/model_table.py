@@ -17,6 +17,9 @@ from penstock.gateway.models.language.models import LoadedModel
 from penstock.gateway.processes.fronts.messages import AdapterEntry, FrontModel, Holds, Table, TensorName
 
 _IPC = "ipc://"
+_MOST_MESSAGE_BYTES = 320 << 20
+"""A request with images has all their pixels."""
+_MOST_UNTAKEN_BYTES = 1 << 30
 
 
 class Doors:
@@ -28,7 +31,12 @@ class Doors:
 
     def new(self) -> DoorSpec:
         """For one more engine."""
-        return DoorSpec(address=f"{_IPC}{self._folder}/engine-{next(self._numbers)}", max_clients=self._clients)
+        return DoorSpec(
+            address=f"{_IPC}{self._folder}/engine-{next(self._numbers)}",
+            max_clients=self._clients,
+            max_message_bytes=_MOST_MESSAGE_BYTES,
+            max_untaken_bytes=_MOST_UNTAKEN_BYTES,
+        )
 
 
 def door_of(engine: Engine) -> DoorAddress | None:

@@ -20,6 +20,7 @@ from penstock.gateway.metrics.custom import CustomMetrics
 from penstock.gateway.metrics.machine import GpuMetrics
 from penstock.gateway.models.catalogue import Catalogue
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.language.images.sources import ImageSources
 from penstock.gateway.models.language.kserve.loader import LANGUAGE_BACKENDS, language_loaders
 from penstock.gateway.models.language.model_builder import ModelBuilder
 from penstock.gateway.models.language.shared_settings import settings_beside
@@ -69,7 +70,20 @@ def build_dataplane(
         request_timeout=config.models.scheduling.request_timeout or None,
         clamp_max_tokens=config.server.clamp_max_tokens,
         text_pool=pools.text,
+        image_sources=build_image_sources(config),
     )
+
+
+def build_image_sources(config: Config) -> ImageSources:
+    """Raises ConfigError."""
+    if not config.server.allowed_media_domains:
+        return ImageSources()
+    from penstock.gateway.models.language.images.fetching import ImageFetcher, domain  # few servers fetch
+
+    try:
+        return ImageSources(ImageFetcher([domain(text) for text in config.server.allowed_media_domains]))
+    except ValueError as error:
+        raise ConfigError(f"allowed-media-domains: {error}") from None
 
 
 def build_upstreams(config: Config, models: Catalogue) -> LazyUpstreams:

@@ -110,9 +110,11 @@ def results(service: BatchService, file_id: str | None) -> list[Any]:
         return [json.loads(text) for text in file]
 
 
-async def upload(service: BatchService, content: bytes, headers: dict[str, str] | None = None) -> AsgiCall:
+async def upload(
+    service: BatchService, content: bytes, headers: dict[str, str] | None = None, purpose: str = "batch"
+) -> AsgiCall:
     part = b'--x\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n'
-    form = part % (b"purpose", b"batch") + part % (b'file"; filename="a', content) + b"--x--\r\n"
+    form = part % (b"purpose", purpose.encode()) + part % (b'file"; filename="a', content) + b"--x--\r\n"
     app = build_app(FakeDataPlane(), AppSettings(), batches=service)
     kind = {"content-type": "multipart/form-data; boundary=x"}
     return await call(app, "/v1/files", form, headers=kind | (headers or {}))
@@ -186,6 +188,24 @@ async def test_other_tenants_find_neither_files_nor_batches(service: BatchServic
     with pytest.raises(NotFoundError):
         await service.batches.find("b", batch.id)
     assert await service.batches.ids("b", "") == []
+
+
+async def test_files_for_models_are_those_of_the_tenant_and_purpose(service: BatchService) -> None:
+    stored = await service.files.add("a", "a.png", "vision", io.BytesIO(b"picture"))
+    assert await service.files.image("a", stored.id, 7, "input") == b"picture"
+    with pytest.raises(NotFoundError):
+        await service.files.image("b", stored.id, 7, "input")
+    with pytest.raises(InvalidRequestError, match="more than 6 bytes"):
+        await service.files.image("a", stored.id, 6, "input")
+    with pytest.raises(InvalidRequestError, match="purpose must be user_data or vision"):
+        await service.files.image("a", await added(service, b"x"), 7, "input")
+
+
+@pytest.mark.parametrize(("purpose", "status"), [("vision", 200), ("user_data", 200), ("evals", 400), ("poetry", 400)])
+async def test_purposes(purpose: str, status: int, service: BatchService) -> None:
+    answer = await upload(service, b"x", purpose=purpose)
+    assert answer.status == status
+    assert answer.json().get("purpose", purpose) == purpose
 
 
 async def test_a_batch_keeps_the_file_that_it_reads(

@@ -38,7 +38,7 @@ def test_what_only_others_serve_may_be_listed_but_not_used() -> None:
     assert "image" in {tensor.name for tensor in config.input}
     assert "image" not in {tensor.name for tensor in completed(VLLM_CONFIG).input}
     image = Tensor("image", "BYTES", np.array([b""], np.object_))
-    with pytest.raises(UnsupportedError, match="'image' is not supported: language models take no images"):
+    with pytest.raises(UnsupportedError, match="'image' is not supported: this model reads text only"):
         VLLM_FORM.check_request(InferRequest(inputs={"image": image}))
 
 

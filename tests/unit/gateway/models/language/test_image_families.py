@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Gemma3Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from penstock.engines.contract.messages import ImageInput
@@ -49,8 +52,51 @@ def pixtral(folder: Path, settings: dict[str, Any], text: str, pictures: list[Im
     return tokenizer.encode(first, add_special_tokens=False), torch.cat(tiles)
 
 
+def internvl(folder: Path, settings: dict[str, Any], text: str, pictures: list[Image.Image]) -> Prepared:
+    tensors = GotOcr2ImageProcessorPil(**settings)(pictures, crop_to_patches=True, return_tensors="pt")
+    first, *rest = text.split("<IMG_CONTEXT>")
+    for count, behind in zip(tensors["num_patches"], rest, strict=True):
+        first += "<img>" + "<IMG_CONTEXT>" * 16 * count + "</img>" + behind
+    mean, deviation = (torch.tensor(settings[name])[:, None, None] for name in ("image_mean", "image_std"))
+    values = (tensors["pixel_values"] * deviation + mean).permute(0, 2, 3, 1).reshape(-1) * 2 - 1
+    return AutoTokenizer.from_pretrained(folder).encode(first, add_special_tokens=False), values
+
+
+LAYOUTS = {(100, 60): (3, 2, 40, 24), (33, 90): (1, 3, 16, 48), (20, 20): (1, 1, 16, 16), (3, 41): (1, 1, 8, 40)}
+"""By a picture's size: columns and rows of tiles, width and height of the whole picture."""
+
+
+def lfm2(folder: Path, settings: dict[str, Any], text: str, pictures: list[Image.Image]) -> Prepared:
+    """Its image processor needs torchvision: what that makes of these sizes is written down, and torch resizes tiles as
+    it does there."""
+    tiles: list[torch.Tensor] = []
+    first, *rest = text.split("<image>")
+    special = {"image_token": "<image>", "image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>"}
+    names = SimpleNamespace(**special, image_thumbnail_token="<|img_thumbnail|>")
+    for picture, behind in zip(pictures, rest, strict=True):
+        columns, rows, width, height = LAYOUTS[picture.size]
+        if columns * rows > 1:
+            whole = resized(picture, 32 * columns, 32 * rows)
+            tiles += [tile for line in whole.split(32) for tile in line.split(32, 1)]
+        tiles.append(resized(picture, width, height))
+        first += (
+            Lfm2VlProcessor._build_image_tokens(names, rows, columns, 16, width * height // 64, True, True) + behind
+        )
+    tokens = AutoTokenizer.from_pretrained(folder).encode(first, add_special_tokens=False)
+    return tokens, torch.cat([tile.reshape(-1) for tile in tiles]) / 255 * 2 - 1
+
+
+def resized(picture: Image.Image, width: int, height: int) -> torch.Tensor:
+    """[height, width, 3]"""
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+    pixels = torch.nn.functional.interpolate(pixels, size=(height, width), mode="bilinear", antialias=True)
+    return pixels[0].permute(1, 2, 0)
+
+
 PROCESSORS: dict[str, tuple[Callable[..., Prepared], str]] = {
     "gemma3": (gemma3, "<start_of_image>"),
+    "internvl": (internvl, "<IMG_CONTEXT>"),
+    "lfm2-vl": (lfm2, "<image>"),
     "pixtral": (pixtral, "[IMG]"),
     "mistral3": (partial(pixtral, cell=8), "[IMG]"),
 }
@@ -88,6 +134,6 @@ async def test_pixels_and_tokens_are_those_of_transformers(name: str, tmp_path: 
     tokens, inputs = await placed(tmp_path, text, pictures)
     assert tokens == wanted
     pixels = np.concatenate([np.frombuffer(image.pixels, np.uint8) for image in inputs])
-    np.testing.assert_allclose(pixels / 255 * 2 - 1, values, atol=1e-5)
+    np.testing.assert_allclose(pixels / 255 * 2 - 1, values, atol=1e-5 + 2 / 255 * (name == "lfm2-vl"))
     places = [place for image in inputs for start, count in image.spans for place in range(start, start + count)]
     assert places == [place for place, token in enumerate(tokens) if token == 259]

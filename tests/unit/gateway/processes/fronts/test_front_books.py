@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
@@ -11,11 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.engines.errors import RateLimitedError
 from penstock.gateway.models.language.adapters import CallCounter
+from penstock.gateway.models.language.images import reader
 from penstock.gateway.processes.fronts.messages import Ask, Ended, Granted, Holds, Spent, Table
-from penstock.gateway.processes.fronts.model_table import FrontHolds, Used
+from penstock.gateway.processes.fronts.model_table import Doors, FrontHolds, Used
 from penstock.gateway.processes.fronts.quotas import QuotaClient, QuotaDesk, granted_by, keys_message
 from penstock.gateway.requests.context import Principal, RequestContext
 from penstock.gateway.requests.quota import Limits, Quota
+
+
+def test_a_front_s_door_takes_the_largest_request() -> None:
+    door = Doors(Path("folder"), 2).new()
+    assert door.max_message_bytes > reader._MOST_PIXEL_BYTES + (32 << 20)
+    assert door.max_untaken_bytes > 2 * door.max_message_bytes
 
 
 class Unloading(RuleBasedStateMachine):

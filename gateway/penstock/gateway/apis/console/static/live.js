@@ -155,6 +155,7 @@ export const live = {
         ["KV cache in use", percent(used, stats.num_blocks)], ["TTFT, median", seconds(last.ttft)], ["ITL, median", seconds(last.itl)],
         ["prefix cache hits", percent(stats.prefix_hits ?? 0, stats.prefix_queries)], ["preemptions", count(stats.preemptions)],
       ];
+      if (stats.num_state_rows) facts.push(["recurrent states in use", percent(stats.num_state_rows - stats.num_free_state_rows, stats.num_state_rows)]);
       tiles.replaceChildren(...facts.map(([title, value]) => h("div", { class: "tile" }, h("b", {}, value), h("span", {}, title))));
       plots.tokens.show(history.map((p) => [p.at, p.out, p.prompts]), rate);
       plots.queue.show(history.map((p) => [p.at, p.running, p.waiting]), count);

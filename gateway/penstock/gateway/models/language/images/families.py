@@ -7,10 +7,20 @@ from typing import Any
 from penstock.gateway.models.language.images.family import ImageFamily
 from penstock.gateway.models.language.images.gemma3 import Gemma3Images
 from penstock.gateway.models.language.images.idefics3 import Idefics3Images
+from penstock.gateway.models.language.images.internvl import InternVLImages
+from penstock.gateway.models.language.images.lfm2 import Lfm2Images
 from penstock.gateway.models.language.images.pixtral import PixtralImages
 from penstock.gateway.models.language.images.qwen import Qwen3Images, QwenImages
 
-FAMILIES: tuple[type[ImageFamily], ...] = (Gemma3Images, Idefics3Images, PixtralImages, QwenImages, Qwen3Images)
+FAMILIES: tuple[type[ImageFamily], ...] = (
+    Gemma3Images,
+    Idefics3Images,
+    InternVLImages,
+    Lfm2Images,
+    PixtralImages,
+    QwenImages,
+    Qwen3Images,
+)
 
 
 def family_of(architectures: Any) -> type[ImageFamily] | None:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import groupby
@@ -25,30 +25,37 @@ from penstock.tokenizers import Tokenizer
 
 logger = logging.getLogger("penstock")
 
-_MOST_IMAGES = 64
+MOST_IMAGES = 64
 _LONGEST_RUN = 32
 """No tokenizer has a token of so many newlines."""
-_MOST_BYTES = 20 << 20
+MOST_BYTES = 20 << 20
 """Of an image's file."""
 _MOST_PIXEL_BYTES = 256 << 20
 """Of all tiles of a request."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RequestImage:
-    """An image as a client has sent it."""
+    """An image as a client has sent it. A conversation that is too long is rendered several times: what was done for an
+    image stays with it."""
 
-    data: str
-    """Base64."""
+    data: str | bytes
+    """Base64, or the file itself. Empty as long as the image is at its `url`, or in a file of `/v1/files`."""
     where: str
     """The client's name for it, for errors."""
     coarse: bool = False
     """One tile is enough."""
+    url: str = ""
+    file_id: str = ""
+    prepared: dict[ImageFamily, tuple[PreparedImage, bytes]] = field(default_factory=dict, repr=False)
+    """With `ImageInput.key`."""
 
     def file(self) -> bytes:
         """Raises InvalidRequestError."""
-        if len(self.data) > _MOST_BYTES * 4 // 3 + 4:
-            message = f"{self.where}: images of more than {_MOST_BYTES >> 20} MiB are not read."
+        if isinstance(self.data, bytes):
+            return self.data
+        if len(self.data) > MOST_BYTES * 4 // 3 + 4:
+            message = f"{self.where}: images of more than {MOST_BYTES >> 20} MiB are not read."
             raise InvalidRequestError(message, param=self.where)
         try:
             return b64decode(self.data, validate=True)
@@ -57,16 +64,19 @@ class RequestImage:
 
 
 def image_of_url(url: object, detail: object, where: str) -> RequestImage:
-    """Raises InvalidRequestError for all but data URLs in base64."""
+    """Of a data URL in base64, or one of another server. Raises InvalidRequestError."""
     if not isinstance(url, str) or not url:
         raise InvalidRequestError(f"{where}: the image's URL is missing.", param=where)
-    head, comma, data = url.partition(",")
     if url[:5].lower() != "data:":
-        message = f"{where}: this server does not fetch images; send the image itself in a data: URL."
-        raise InvalidRequestError(message, param=where)
+        return RequestImage("", where, coarse=detail == "low", url=url)
+    head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise InvalidRequestError(f"{where}: a data: URL of an image must be in base64.", param=where)
     return RequestImage(data, where, coarse=detail == "low")
+
+
+def too_many(count: int) -> InvalidRequestError:
+    return InvalidRequestError(f"A request can have {MOST_IMAGES} images; this one has {count}.", param="messages")
 
 
 def take_images(messages: Sequence[dict[str, Any]]) -> list[RequestImage]:
@@ -112,11 +122,10 @@ class ImageReader:
         return self._joined(prompt, prepared)
 
     def _check(self, prompt: list[int], images: Sequence[RequestImage], context_length: int) -> None:
-        if len(images) > _MOST_IMAGES:
-            message = f"A request can have {_MOST_IMAGES} images; this one has {len(images)}."
-            raise InvalidRequestError(message, param="messages")
+        if len(images) > MOST_IMAGES:
+            raise too_many(len(images))
         if prompt.count(self._marker) != len(images):
-            message = "The model's chat template does not show each image of these messages once."
+            message = "The model's chat template, or a prompt without one, must have a place for each image."
             raise InvalidRequestError(message, param="messages")
         if len(prompt) + len(images) * self._family.fewest_tokens > context_length:
             message = f"This model's maximum context length is {context_length} tokens; the images do not fit into it."
@@ -124,10 +133,13 @@ class ImageReader:
 
     def _prepare(self, image: RequestImage, how: ImageFamily) -> tuple[PreparedImage, bytes]:
         """With `ImageInput.key`. In a thread: hashing many megabytes takes long, too."""
-        prepared = PROCESSES.prepare(image.file(), how, image.where)
-        digest = hashlib.blake2b(repr(prepared.tiles).encode(), digest_size=32)
-        digest.update(prepared.pixels)
-        return prepared, digest.digest()
+        known = image.prepared.get(how)
+        if known is None:
+            prepared = PROCESSES.prepare(image.file(), how, image.where)
+            digest = hashlib.blake2b(repr(prepared.tiles).encode(), digest_size=32)
+            digest.update(prepared.pixels)
+            known = image.prepared[how] = prepared, digest.digest()
+        return known
 
     def _joined(
         self, prompt: list[int], prepared: Sequence[tuple[PreparedImage, bytes]]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.classic.base import PushedStream, ResponseListener, ResponseStream
 from penstock.classic.messages import InferRequest, InferResponse
@@ -36,6 +36,17 @@ _Key = tuple[str, str]
 """A request's tenant and id."""
 
 
+class _Shape(NamedTuple):
+    form: Form
+    config: ModelConfig
+    signature: ModelSignature
+
+    def with_images(self) -> _Shape:
+        form = self.form.with_images()
+        form.add_images(self.config)
+        return _Shape(form, self.config, ModelSignature(self.config))
+
+
 class LanguageModel:
     """Implements InferModel. `policy` is the scheduler's."""
 
@@ -52,16 +63,37 @@ class LanguageModel:
     ) -> None:
         self.name = name
         self.version = version
-        self.config = config or form.config(name, "penstock")
+        config = config or form.config(name, "penstock")
+        self._shape = _Shape(form, config, ModelSignature(config))
+        self._knows_images = False
         self.statistics = ModelStatistics()
         self._dataplane = dataplane
         self._model = model
         self.policy = policy
-        self.form = form
         self._by_id: dict[_Key, set[LanguageStream]] = {}
         """What runs, where the form lets clients cancel requests by their id."""
-        self.signature = ModelSignature(self.config)
         self._stopping = False
+
+    @property
+    def shape(self) -> _Shape:
+        """With the inputs for images once the model has loaded and reads them."""
+        if not self._knows_images and self._model.loaded:
+            self._knows_images = True
+            if self._model.image_reader is not None:
+                self._shape = self._shape.with_images()
+        return self._shape
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.shape.config
+
+    @property
+    def signature(self) -> ModelSignature:
+        return self.shape.signature
+
+    @property
+    def form(self) -> Form:
+        return self.shape.form
 
     @property
     def ready(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -66,27 +66,29 @@ class TensorForm:
     outputs: Mapping[str, tuple[str, int]]
     unserved: Mapping[str, str]
     """Inputs and outputs that a configuration may list and no request may use, with the reason."""
+    of_images: Mapping[str, tuple[str, int]] = field(default_factory=dict, kw_only=True)
+    """Inputs of models that read images, which others have in `unserved`."""
 
     def config(self, name: str, backend: str) -> ModelConfig:
         """The configuration that a model shows if its own says nothing."""
         config = ModelConfig(name=name, backend=backend)
-        for field, (datatype, dim) in self.inputs.items():
-            config.input.add(name=field, data_type=datatype_value(datatype), dims=[dim], optional=field != PROMPT)
-        for field, (datatype, dim) in self.outputs.items():
-            config.output.add(name=field, data_type=datatype_value(datatype), dims=[dim])
+        for key, (datatype, dim) in self.inputs.items():
+            config.input.add(name=key, data_type=datatype_value(datatype), dims=[dim], optional=key != PROMPT)
+        for key, (datatype, dim) in self.outputs.items():
+            config.output.add(name=key, data_type=datatype_value(datatype), dims=[dim])
         config.version_policy.latest.num_versions = 1
         config.model_transaction_policy.decoupled = True
         return config
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError for a configuration with other tensors or with batches."""
-        for field, known in (("input", self.inputs), ("output", self.outputs)):
-            for item in getattr(config, field):
+        for side, known in (("input", self.inputs), ("output", self.outputs)):
+            for item in getattr(config, side):
                 if item.name in self.unserved:
                     continue
                 datatype, _ = known.get(item.name, ("", 0))
                 if not datatype or item.data_type != datatype_value(datatype) or list(item.dims) not in _ANY_LENGTH:
-                    raise ValueError(f"{field} '{item.name}' is not one that language models have in that form")
+                    raise ValueError(f"{side} '{item.name}' is not one that language models have in that form")
         if config.max_batch_size:
             raise ValueError("language models batch by themselves: max_batch_size must be 0")
 
@@ -94,12 +96,24 @@ class TensorForm:
         """All tensors of the form, in place; those of `unserved` stay if they were written. Raises ValueError."""
         self.check(config)
         full = self.config(config.name, config.backend)
-        for field in ("input", "output"):
-            written, known = getattr(config, field), list(getattr(full, field))
+        for side in ("input", "output"):
+            written, known = getattr(config, side), list(getattr(full, side))
             known += [item for item in written if item.name in self.unserved]
             del written[:]
             written.extend(known)
         config.model_transaction_policy.decoupled = True
+
+    def with_images(self) -> Self:
+        """Of a model that reads images."""
+        unserved = {name: reason for name, reason in self.unserved.items() if name not in self.of_images}
+        return replace(self, inputs={**self.inputs, **self.of_images}, unserved=unserved)
+
+    def add_images(self, config: ModelConfig) -> None:
+        """Those of `of_images` that the configuration does not list yet."""
+        listed = {item.name for item in config.input}
+        for name, (datatype, dim) in self.of_images.items():
+            if name not in listed:
+                config.input.add(name=name, data_type=datatype_value(datatype), dims=[dim], optional=True)
 
     def check_request(self, request: InferRequest) -> None:
         """Raises UnsupportedError for what a configuration lists for others to use."""

@@ -66,7 +66,7 @@ _OUTPUTS = {
 _NO_FILES = "requests choose among the adapters that the operator has loaded, by lora_name, and name no files"
 _NO_METRICS = "responses carry no metrics; the server's metrics port has them"
 _UNSERVED = {
-    "image_url": "language models take no images here",
+    "image_url": "models of this backend read text only here",
     "sampling_param_logits_post_processor_name": "requests cannot choose code",
     **dict.fromkeys(("lora_id", "lora_path", "lora_ckpt_source"), _NO_FILES),
     **dict.fromkeys(

@@ -1,12 +1,13 @@
 """The tensors and parameters of Triton's vLLM backend.
 
 Source: triton-inference-server/vllm_backend, src/model.py, src/utils/request.py and docs/additional_outputs.md. Left
-out are `image` and `embedding_request`, which no engine here serves.
+out is `embedding_request`, which no engine here serves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -15,9 +16,11 @@ from penstock.classic.messages import InferRequest
 from penstock.classic.tensors import Tensor
 from penstock.engines.errors import InvalidRequestError
 from penstock.gateway.models.language.choice_output import ChoiceDelta, TokenLogprob
+from penstock.gateway.models.language.images.reader import RequestImage
 from penstock.gateway.models.language.kserve.tensor_form import (
     Form,
     TextRequest,
+    decoded,
     flag,
     generate_request,
     requested_outputs,
@@ -47,9 +50,10 @@ OUTPUTS = {
     "num_output_tokens": ("UINT32", -1),
 }
 UNSERVED = {
-    "image": "language models take no images here",
+    "image": "this model reads text only",
     "embedding_request": "language models give no embeddings here",
 }
+OF_IMAGES = {"image": ("BYTES", -1)}
 _MAX_LOGPROBS = 20
 _DEFAULT_MAX_TOKENS = 16
 """vLLM's default, which users of its Triton backend know."""
@@ -87,8 +91,16 @@ def read_request(request: InferRequest, model: ServedModel, policy: str) -> Text
         logprobs=sampling.logprobs if asks_logprobs else 0 if "cumulative_logprob" in returns else None,
         priority=priority_level(sampling.priority if sampling.priority is not None else request.priority, policy),
     )
+    generate = replace(generate, unread_images=_images(request))
     prefix = "" if stream or excluded else prompt
     return TextRequest(generate, stream, prefix, returns, asks_logprobs, sampling.lora_name)
+
+
+def _images(request: InferRequest) -> tuple[RequestImage, ...]:
+    """Texts in base64. Raises InvalidRequestError."""
+    tensor = request.inputs.get("image")
+    elements = () if tensor is None else tensor.array.ravel().tolist()
+    return tuple(RequestImage(decoded(value, "image"), f"image[{n}]") for n, value in enumerate(elements))
 
 
 def _parameters(request: InferRequest) -> SamplingParameters:
@@ -166,5 +178,5 @@ def _logprobs_json(entries: Sequence[TokenLogprob]) -> bytes:
     return msgspec.json.encode(shown)
 
 
-VLLM_FORM = Form(INPUTS, OUTPUTS, UNSERVED, read_request, VllmWriter)
+VLLM_FORM = Form(INPUTS, OUTPUTS, UNSERVED, read_request, VllmWriter, of_images=OF_IMAGES)
 """Of the backends `vllm` and `penstock`, and of models that stand on the command line."""

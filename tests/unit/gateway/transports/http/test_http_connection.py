@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from penstock.gateway.configuration.upstream_settings import base_url
-from penstock.gateway.models.upstream.http_connection import BrokenAnswer, CannotConnect, ConnectionPool, HttpConnection
+from penstock.gateway.transports.http.http_connection import BrokenAnswer, CannotConnect, ConnectionPool, HttpConnection
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -80,7 +80,7 @@ async def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
 
 
 async def test_a_server_that_closes_late_may_have_had_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.models.upstream.http_connection._CLOSING_SECONDS", -1.0)
+    monkeypatch.setattr("penstock.gateway.transports.http.http_connection._CLOSING_SECONDS", -1.0)
     async with scripted(OK, b"", OK) as (script, pool):
         await read(pool)
         with pytest.raises(BrokenAnswer):

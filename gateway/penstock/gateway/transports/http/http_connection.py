@@ -294,20 +294,25 @@ class ConnectionPool:
         return None
 
     async def _connect(self) -> HttpConnection:
-        loop = asyncio.get_running_loop()
-        name = self._url.host if self._tls is not None else None
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                _, connection = await loop.create_connection(
-                    HttpConnection, self._url.host, self._url.port, ssl=self._tls, server_hostname=name
-                )
-        except TimeoutError:
-            raise CannotConnect("it did not take the connection in time") from None
-        except ssl.SSLCertVerificationError:
-            raise CannotConnect("its certificate is not one that this server trusts") from None
-        except (OSError, UnicodeError) as error:  # of the resolver, for names that cannot be
-            raise CannotConnect(_reason(error)) from None
-        return connection
+        return await connected(self._url.host, self._url.port, self._tls, self._url.host, self._connect_timeout)
+
+
+async def connected(address: str, port: int, tls: ssl.SSLContext | None, host: str, seconds: float) -> HttpConnection:
+    """A new connection. `host`: the name that the certificate must have, where there is `tls`; `address` may be one of
+    its addresses. Raises CannotConnect."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds):
+            _, connection = await loop.create_connection(
+                HttpConnection, address, port, ssl=tls, server_hostname=None if tls is None else host
+            )
+    except TimeoutError:
+        raise CannotConnect("it did not take the connection in time") from None
+    except ssl.SSLCertVerificationError:
+        raise CannotConnect("its certificate is not one that this server trusts") from None
+    except (OSError, UnicodeError) as error:  # of the resolver, for names that cannot be
+        raise CannotConnect(_reason(error)) from None
+    return connection
 
 
 class _LastBytes:

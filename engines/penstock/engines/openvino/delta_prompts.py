@@ -23,6 +23,8 @@ _LEAST_TOKENS = 8
 """Of a request in a step: for fewer there is too much beside them."""
 _GAIN = 3
 """How many tokens that fill up the batch take no longer than one token of the operation with rows, at least."""
+_MOST_RUNS = 8
+"""In a step: each takes memory for its state in each layer."""
 
 _TOKENS, _LIVE, _LENGTH, _ROWS = "prompts.tokens", "prompts.live", "prompts.length", "prompts.rows"
 _PLACES, _TARGETS = "prompts.places", "prompts.targets"
@@ -80,7 +82,9 @@ def requests_in_runs(batch: StepBatch, tables: GroupTables, interval: int) -> In
     num_tokens, num_kept = batch.scheduled, tables.end - batch.computed // interval
     fits = (num_tokens >= _LEAST_TOKENS) & (num_kept <= _GAIN)
     longest = int(num_tokens[fits].max(initial=0))
-    return np.flatnonzero(fits & (num_kept * longest <= _GAIN * num_tokens))
+    chosen = np.flatnonzero(fits & (num_kept * longest <= _GAIN * num_tokens))
+    chosen = chosen[np.argsort(-num_tokens[chosen], kind="stable")]
+    return np.sort(chosen[np.cumsum(num_kept[chosen]) <= _MOST_RUNS])
 
 
 def prompt_inputs(

@@ -255,7 +255,7 @@ def state_inputs(batch: StepBatch, tables: GroupTables, interval: int) -> dict[s
     return {_INDICES: rows, _BEGINS: begins, _PAST: batch.computed.astype(np.int32), _INTERVAL: intervals}
 
 
-def delta_inputs(batch: StepBatch, all_inputs: Mapping[str, Int32s], beside: Ints) -> dict[str, Int32s]:
+def delta_inputs(batch: StepBatch, all_inputs: Mapping[str, Int32s], beside: Ints) -> dict[str, Int32s | Ints]:
     """`DELTA_INPUTS` of a batch without the requests `beside`; `all_inputs`: `STATE_INPUTS`.
 
     The operation computes what lies between one begin and the next, so requests that stand together are put behind

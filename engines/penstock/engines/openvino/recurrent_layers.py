@@ -141,8 +141,7 @@ class RecurrentLayers:
         v = ops.reshape(v, i64([0, heads, layer.head_dim]), True)
         decay, step = self._decay(step, prefix, heads)
         q, k, values = scaled(q, layer.state_dim**0.5), scaled(k, _SHORT), scaled(v, 1 / _SHORT)
-        sizes = layer.groups, heads, layer.state_dim, layer.head_dim
-        y = self._delta_rule(n, (q, k, values), decay, step, sizes)
+        y = self._delta_rule(n, (q, k, values), decay, step, (layer.groups, heads, layer.state_dim, layer.head_dim))
         own = ops.reshape(self._weights.vector(prefix + "D", heads), i64([1, heads, 1]), False)
         y = ops.reshape(ops.add(y, ops.multiply(v, own)), i64([0, inner]), True)
         y = ops.reshape(ops.multiply(y, ops.swish(gate)), i64([0, layer.groups, inner // layer.groups]), True)

@@ -96,6 +96,11 @@ def test_runs_that_would_mostly_fill_up_a_batch_are_left_out() -> None:
     assert not len(requests_in_runs(*_step([3, 4, 5], [1, 1, 7], rows, 16), 16))
 
 
+def test_the_longest_of_many_go_in_runs() -> None:
+    step = _step([0] * 12, [*range(20, 32)], [[0]] * 12, 100)
+    assert requests_in_runs(*step, 100).tolist() == [*range(4, 12)]
+
+
 def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
     assert state_interval(None, 1000, 2000, 32) == 32
     assert state_interval(None, 5000, 2000, 32) == 128

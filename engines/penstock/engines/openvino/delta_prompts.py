@@ -1,4 +1,4 @@
-"""Gated delta nets of prompts, without the operation that pages their states: it takes several times as long for a token.
+"""Gated delta nets of prompts, without the operation that pages their states: that one takes several times as long.
 
 That operation copies queries and keys element by element, again for each value of each head. The one without rows does
 not, so longer runs of tokens go through it, as a batch that is filled up to the longest one. It gives the state behind

@@ -27,6 +27,7 @@ from penstock.engines.openvino.decoder_spec import (
     LayerEmbeddings,
     QueryGrowth,
 )
+from penstock.engines.openvino.delta_prompts import PROMPT_INPUTS
 from penstock.engines.openvino.expert_mix import alternating, clamped, mix
 from penstock.engines.openvino.graph_nodes import (
     ACTIVATIONS,
@@ -44,7 +45,7 @@ from penstock.engines.openvino.graph_nodes import (
     xielu,
 )
 from penstock.engines.openvino.lora import LOGITS_AT, LoraGraph
-from penstock.engines.openvino.recurrent import STATE_INPUTS
+from penstock.engines.openvino.recurrent import DELTA_INPUTS, STATE_INPUTS
 from penstock.engines.openvino.recurrent_layers import RecurrentLayers
 from penstock.engines.openvino.rope import Frequencies, Rope
 from penstock.engines.openvino.weights import Weights, round_to
@@ -144,7 +145,8 @@ class DecoderBuilder:
         for name, (dtype, shape) in step_inputs(self._num_groups).items():
             self._add_input(name, dtype, shape)
         if self._spec.is_hybrid:
-            for name, (dtype, shape) in STATE_INPUTS.items():
+            inputs = STATE_INPUTS | (DELTA_INPUTS | PROMPT_INPUTS if self._spec.has_delta_nets else {})
+            for name, (dtype, shape) in inputs.items():
                 self._add_input(name, dtype, shape)
         self._turns = {rope: self._rotations(rope) for rope in dict.fromkeys(self._spec.ropes) if rope is not None}
 
@@ -158,7 +160,7 @@ class DecoderBuilder:
         return [ops.result(logits), ops.result(hidden)]
 
     def _model(self, results: list[Node]) -> ov.Model:
-        return ov.Model(results, list(self._inputs.values()), "decoder")
+        return ov.Model([*results, *self._recurrent.kept], list(self._inputs.values()), "decoder")
 
     def _add_input(self, name: str, dtype: object, shape: list[int]) -> Node:
         node = ops.parameter(ov.PartialShape(shape), dtype, name=name)

@@ -409,6 +409,11 @@ class DecoderSpec:
         return len(self.attention) < self.num_layers
 
     @property
+    def has_delta_nets(self) -> bool:
+        """Or what is computed as such."""
+        return any(isinstance(layer.mixer, GatedDelta | Mamba2) for layer in self.layers)
+
+    @property
     def groups(self) -> list[LayerGroup]:
         """Of the layers that have attention, by their numbers."""
         own = {n: layer for n, layer in self.attention.items() if layer.shares is None}

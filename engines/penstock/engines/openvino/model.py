@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from penstock.engines.kit.batch import NO_INTS, Floats, GroupTables, Int32s, Ints, Outputs, StepBatch
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, Floats, GroupTables, Int32s, Ints, Outputs, StepBatch
 from penstock.engines.kit.features import places_of
 from penstock.engines.openvino.decoder_inputs import (
     EMBEDDINGS,
@@ -22,9 +22,16 @@ from penstock.engines.openvino.decoder_inputs import (
     group_suffix,
     step_inputs,
 )
+from penstock.engines.openvino.delta_prompts import PROMPT_INPUTS, prompt_inputs, requests_in_runs, takes_runs
 from penstock.engines.openvino.kv_cache import OpenVINOKVCache
 from penstock.engines.openvino.lora import LOGITS_AT, SLOTS, OpenVINOAdapters, Rows
-from penstock.engines.openvino.recurrent import STATE_INPUTS, StateTables, state_inputs
+from penstock.engines.openvino.recurrent import (
+    DELTA_INPUTS,
+    STATE_INPUTS,
+    StateTables,
+    delta_inputs,
+    state_inputs,
+)
 
 
 class BufferedDecoder:
@@ -60,8 +67,12 @@ class BufferedDecoder:
         if adapters is not None:
             inputs |= {SLOTS: (np.int32, [-1]), LOGITS_AT: (np.int64, [-1])}
         self._state_interval = state_interval
+        self._states: StateTables | None = None
+        self._takes_runs = takes_runs(compiled[0][1])
         if state_interval:
             inputs |= STATE_INPUTS
+        if self._takes_runs:
+            inputs |= DELTA_INPUTS | PROMPT_INPUTS
         if features:
             inputs[FEATURES] = (np.float32, [-1, features])
         self._images = images
@@ -76,7 +87,7 @@ class BufferedDecoder:
 
     def use_cache(self, cache: OpenVINOKVCache, states: StateTables | None = None) -> None:
         """Before the first batch, or in place of a smaller cache."""
-        self.cache = cache
+        self.cache, self._states = cache, states
         for buffer in self._buffers:
             for request in buffer.requests:
                 cache.bind(request)
@@ -107,8 +118,7 @@ class BufferedDecoder:
                 self._put_blocks(of_group, group)
         target.groups = batch.groups
         if self._state_interval:
-            for name, values in state_inputs(batch, batch.groups[-1], self._state_interval).items():
-                inputs[name].put(values)
+            self._put_states(target, batch, batch.groups[-1])
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
         if self._images is not None:
@@ -117,6 +127,16 @@ class BufferedDecoder:
             target.places = places_of(batch, self._block_size)
         if self._adapters is not None:
             self._put_adapters(self._adapters, target, batch)
+
+    def _put_states(self, target: _Buffer, batch: StepBatch, tables: GroupTables) -> None:
+        inputs: dict[str, npt.NDArray[Any]] = {**state_inputs(batch, tables, self._state_interval)}
+        if self._takes_runs:
+            requests = requests_in_runs(batch, tables, self._state_interval)
+            inputs |= delta_inputs(batch, inputs, requests)
+            runs, target.kept_rows = prompt_inputs(batch, tables, self._state_interval, requests)
+            inputs |= runs
+        for name, values in inputs.items():
+            target.inputs[name].put(values)
 
     def _put_images(self, images: ImageInputs, inputs: Mapping[str, _Input], batch: StepBatch) -> None:
         places, rows = batch.embeddings or self._no_embeddings
@@ -166,6 +186,8 @@ class BufferedDecoder:
         target.chosen.wait()
         if self.cache.features is not None:
             self.cache.features.put(target.places, target.chosen.get_tensor(FEATURES).data)
+        if self._states is not None and len(target.kept_rows):
+            self._states.put_kept(target.kept_rows)
         logits = target.chosen.get_output_tensor(0).data
         if len(target.added_at):
             logits[target.added_at] += target.chosen.get_output_tensor(2).data
@@ -189,6 +211,8 @@ class _Buffer:
         ]
         self.places: tuple[Ints, Ints] = (NO_INTS, NO_INTS)
         """Where the features of its tokens are kept."""
+        self.kept_rows: Int32s = NO_TOKENS
+        """Of tables of states: where those go that the graph does not write itself."""
         self.slots: Ints | None = None
         """Of the requests' adapters."""
         self.rows: Rows = ()

@@ -23,7 +23,7 @@ import openvino.opset1 as opset1
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from penstock.engines.kit.batch import GroupTables, Int32s, StepBatch
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Int32s, Ints, StepBatch
 from penstock.engines.kit.block_rows import BlockRows
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, f32, i64
@@ -31,8 +31,15 @@ from penstock.engines.openvino.graph_nodes import Node, f32, i64
 _INDICES, _BEGINS = "la.block_indices", "la.block_indices_begins"
 _PAST, _INTERVAL = "la.past_lens", "la.cache_interval"
 STATE_INPUTS: dict[str, Input] = {name: (np.int32, [-1]) for name in (_INDICES, _BEGINS, _PAST, _INTERVAL)}
+_ALONE = "alone."
+_SEQUENCES = "subsequence_begins"
+DELTA_INPUTS = {_ALONE + name: kind for name, kind in STATE_INPUTS.items()} | {_ALONE + _SEQUENCES: (np.int32, [-1])}
+"""The same, and subsequence_begins, of the requests whose delta nets the operation computes. `delta_prompts` has the
+others."""
 CONV_TABLE, DELTA_TABLE = "conv_state_table.", "gated_delta_state_table."
 """In front of the number of the layer. The plugin gives such inputs the type of the computation."""
+KEPT_STATES = "kept_states."
+"""The same of outputs: `prompt_delta_net` says which states."""
 
 
 def paged_convolution(x: Node, table: Node, kernel: Node, bias: Node | None, inputs: Mapping[str, Node]) -> Node:
@@ -46,14 +53,16 @@ def paged_delta_net(
     q: Node, k: Node, v: Node, table: Node, decay: Node, beta: Node, inputs: Mapping[str, Node]
 ) -> Node:
     """[T, value heads, value size]. `q` and `k` are [T, key heads, key size], of length 1; `v` as the result; `decay`,
-    a logarithm, and `beta` are [T, value heads]. Queries are scaled by the operation."""
-    return _with_operands("PagedGatedDeltaNet", [q, k, v, table, decay, beta], inputs)
+    a logarithm, and `beta` are [T, value heads]. Queries are scaled by the operation. `inputs`: `DELTA_INPUTS`; what
+    belongs to none of their requests is undefined."""
+    alone = {name.removeprefix(_ALONE): inputs[name] for name in DELTA_INPUTS}
+    return _with_operands("PagedGatedDeltaNet", [q, k, v, table, decay, beta], alone)
 
 
 def _with_operands(kind: str, operands: list[Node], inputs: Mapping[str, Node]) -> Node:
     """The operation, with operands of its own, the step's, and `STATE_INPUTS`."""
     node = _made_by_pass(kind)
-    operands += [inputs[name] for name in ("subsequence_begins", _INDICES, _BEGINS, _PAST, _INTERVAL)]
+    operands += [inputs[name] for name in (_SEQUENCES, _INDICES, _BEGINS, _PAST, _INTERVAL)]
     for index, operand in enumerate(operands):
         node.set_argument(index, operand.output(0))
     node.validate_and_infer_types()
@@ -118,19 +127,36 @@ def _convolved(x: Node, states: _States) -> Node:
 
 
 def _delta_net(x: Node, states: _States) -> Node:
-    """One head, token by token. The pass knows this loop by the order of its inputs, outputs and results, by squeezes
-    of the first opset, and by a scale that is taken from the shape of the queries."""
+    """One head."""
     heads = ops.transpose(ops.unsqueeze(x, i64([2])), i64([0, 2, 1, 3]))
     number = ops.transpose(ops.slice(x, i64([0]), i64([1]), i64([1]), i64([2])), i64([0, 2, 1]))
-    scale = ops.power(ops.convert(ops.gather(ops.shape_of(heads), i64(3), i64(0)), "f32"), f32(0.5))
-    sliced = [ops.divide(heads, scale), heads, heads, number, number]
-    merged = [states.read("delta", [1, _SIZE, _SIZE]), ops.broadcast(f32(0.0), ops.shape_of(heads))]
-    shapes = [[-1, 1, 1, _SIZE]] * 3 + [[-1, 1, 1]] * 2 + [[-1, 1, _SIZE, _SIZE], [-1, 1, -1, _SIZE]]
+    before = states.read("delta", [1, _SIZE, _SIZE])
+    y, state = delta_loop((heads, heads, heads, number, number), before, (1, _SIZE, _SIZE), states.length)
+    states.write("delta", ops.reshape(state, i64([0, 1, _SIZE, _SIZE]), True))
+    return ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([0, 0, _SIZE]), True)
+
+
+def delta_loop(
+    operands: tuple[Node, Node, Node, Node, Node], before: Node, sizes: tuple[int, int, int], length: Node
+) -> tuple[Node, Node]:
+    """A gated delta net token by token, of which the plugin makes one operation: outputs [B, heads, T, value size], and
+    the states behind the last tokens [B, heads, key size, value size], as those `before` the first ones. `operands`:
+    queries, to be scaled, keys and values [B, heads, T, size], decay and beta [B, heads, T]. `sizes`: heads, and of a
+    key and a value; `length` [1]: T.
+
+    The loop is known by the order of its inputs, outputs and results, by squeezes of the first opset, and by a scale
+    that is taken from the shape of the queries."""
+    q, k, v, decay, beta = operands
+    heads, key, value = sizes
+    scale = ops.power(ops.convert(ops.gather(ops.shape_of(q), i64(3), i64(0)), "f32"), f32(0.5))
+    sliced, merged = [ops.divide(q, scale), k, v, decay, beta], [before, ops.broadcast(f32(0.0), ops.shape_of(v))]
+    shapes = [[-1, heads, 1, key]] * 2 + [[-1, heads, 1, value]] + [[-1, heads, 1]] * 2
+    shapes += [[-1, heads, key, value], [-1, heads, -1, value]]
     token, *inner = [ops.parameter([], np.int64), *(ops.parameter(shape, np.float32) for shape in shapes)]
     results = _delta_step(token, inner)
     goes_on = ops.constant(np.array(True))
     body = ov.Model([ops.result(node) for node in (goes_on, *results)], [token, *inner], "token")
-    loop = ops.loop(ops.reduce_sum(states.length, i64([0]), False), ops.constant(np.array(True)))
+    loop = ops.loop(ops.reduce_sum(length, i64([0]), False), ops.constant(np.array(True)))
     loop.set_function(body)
     loop.set_special_body_ports([0, 0])
     for parameter, node in zip(inner, sliced, strict=False):
@@ -138,8 +164,7 @@ def _delta_net(x: Node, states: _States) -> Node:
     for parameter, node, result in zip(inner[5:], merged, results, strict=True):
         loop.set_merged_input(parameter, node.output(0), result.output(0))
     y, state = (loop.get_iter_value(result.output(0), -1) for result in reversed(results))
-    states.write("delta", ops.reshape(state, i64([0, 1, _SIZE, _SIZE]), True))
-    return ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([0, 0, _SIZE]), True)
+    return y, state
 
 
 def _delta_step(token: Node, inputs: list[Node]) -> tuple[Node, Node]:
@@ -164,19 +189,30 @@ class StateTables:
     """Tables of a compiled model: one for each recurrent layer, [rows + 1, ...]."""
 
     def __init__(self, compiled: Any, num_rows: int) -> None:
-        self._tensors = {}
+        self._tensors, self._kept = {}, {}
+        kept_ones = {name for port in compiled.outputs for name in port.get_names() if name.startswith(KEPT_STATES)}
         for name, kind, shape in _tables_of(compiled):
             tensor = ov.Tensor(kind, ov.Shape([num_rows + 1, *shape]))
             tensor.data[0] = 0
             self._tensors[name] = tensor
+            if _kept_state(name) in kept_ones:
+                self._kept[name] = ov.Tensor(kind, ov.Shape([0, *shape]))
         raw = [tensor.data.view(np.uint8).reshape(num_rows + 1, -1)[1:] for tensor in self._tensors.values()]
         self.rows = BlockRows(raw)
         """Their bytes, by the numbers of `ModelInfo.states`."""
 
     def bind(self, request: Any) -> None:
-        """Makes these the tables of an infer request."""
+        """Makes these the tables of an infer request. What it keeps is put into rows before another one computes, so
+        all of them have the same memory for that."""
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
+        for name, tensor in self._kept.items():
+            request.set_tensor(_kept_state(name), tensor)
+
+    def put_kept(self, rows: Int32s) -> None:
+        """States that the last infer request kept, into these rows."""
+        for name, tensor in self._kept.items():
+            self._tensors[name].data[rows] = tensor.data
 
 
 def states_layout(compiled: Any) -> str:
@@ -187,6 +223,10 @@ def states_layout(compiled: Any) -> str:
 def row_bytes(compiled: Any) -> int:
     """Of one row in all layers; 0: the model has no recurrent ones."""
     return sum(int(np.prod(shape)) * kind.bitwidth // 8 for _, kind, shape in _tables_of(compiled))
+
+
+def _kept_state(table: str) -> str:
+    return KEPT_STATES + table.removeprefix(DELTA_TABLE)
 
 
 def _tables_of(compiled: Any) -> list[tuple[str, Any, list[int]]]:
@@ -213,3 +253,30 @@ def state_inputs(batch: StepBatch, tables: GroupTables, interval: int) -> dict[s
     rows[~is_read] = tables.block_ids[written] + 1
     intervals = np.full(len(last), interval, np.int32)
     return {_INDICES: rows, _BEGINS: begins, _PAST: batch.computed.astype(np.int32), _INTERVAL: intervals}
+
+
+def delta_inputs(batch: StepBatch, all_inputs: Mapping[str, Int32s], beside: Ints) -> dict[str, Int32s | Ints]:
+    """`DELTA_INPUTS` of a batch without the requests `beside`; `all_inputs`: `STATE_INPUTS`.
+
+    The operation computes what lies between one begin and the next, so requests that stand together are put behind
+    those that follow in the batch: from the end of the last to the begin of the next one there is nothing to compute.
+    """
+    if not len(beside):
+        return {_ALONE + name: values for name, values in all_inputs.items()} | {_ALONE + _SEQUENCES: batch.begins}
+    alone = np.delete(np.arange(len(batch.scheduled)), beside)
+    runs = np.split(alone, np.flatnonzero(np.diff(alone) > 1) + 1)[::-1] if len(alone) else []
+    begins = [batch.begins[[*run, run[-1] + 1]] for run in runs]
+    order = np.concatenate([NO_INTS, *(np.append(run, _NOTHING) for run in runs)])[:-1]
+    first, last = all_inputs[_BEGINS][:-1], all_inputs[_BEGINS][1:]
+    rows = [np.zeros(1, np.int32) if i == _NOTHING else all_inputs[_INDICES][first[i] : last[i]] for i in order]
+    return {
+        _ALONE + _SEQUENCES: np.concatenate(begins) if begins else np.zeros(1, np.int64),
+        _ALONE + _INDICES: np.concatenate([NO_TOKENS, *rows]),
+        _ALONE + _BEGINS: np.cumsum([0, *map(len, rows)]),
+        _ALONE + _PAST: all_inputs[_PAST][order],
+        _ALONE + _INTERVAL: all_inputs[_INTERVAL][order],
+    }
+
+
+_NOTHING = -1
+"""In the place of a request: a sequence that ends before it begins. It has to have a row."""

@@ -9,8 +9,15 @@ import openvino.opset15 as ops
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, GatedDelta, Mamba2, Recurrent, ShortConvolution
+from penstock.engines.openvino.delta_prompts import prompt_delta_net
 from penstock.engines.openvino.graph_nodes import Node, f32, i64, parts, rms, scaled
-from penstock.engines.openvino.recurrent import CONV_TABLE, DELTA_TABLE, paged_convolution, paged_delta_net
+from penstock.engines.openvino.recurrent import (
+    CONV_TABLE,
+    DELTA_TABLE,
+    KEPT_STATES,
+    paged_convolution,
+    paged_delta_net,
+)
 from penstock.engines.openvino.weights import Weights
 
 
@@ -24,14 +31,17 @@ class RecurrentLayers:
         add_input: Callable[[str, object, list[int]], Node],
         linear: Callable[[Node, str, int, int, bool], Node],
     ) -> None:
-        """`inputs` and `add_input` are those of the graph; `linear`: x through the matrix of a name, which gives so
-        many values out of so many, with a bias or without."""
+        """`precision` of the computation: that of the tables of states, too. `inputs` and `add_input` are those of the
+        graph; `linear`: x through the matrix of a name, which gives so many values out of so many, with a bias or
+        without."""
         self._spec = spec
         self._weights = weights
         self._precision = precision
         self._inputs = inputs
         self._add_input = add_input
         self._linear = linear
+        self.kept: list[Node] = []
+        """Results with states, which go into tables."""
 
     def layer(self, x: Node, n: int, mixer: Recurrent) -> Node:
         """x [T, hidden size] through the recurrent part of layer n."""
@@ -61,10 +71,9 @@ class RecurrentLayers:
             q, k = (ops.tile(rows, i64([1, heads // layer.key_heads, 1])) for rows in (q, k))
         v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
         decay, _ = self._decay(step, prefix, heads)
-        shape = [-1, heads, layer.value_dim, layer.key_dim]
-        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
         strength = scaled(ops.sigmoid(beta), layer.strength)
-        y = paged_delta_net(q, k, v, states, decay, strength, self._inputs)
+        sizes = layer.key_heads, heads, layer.key_dim, layer.value_dim
+        y = self._delta_rule(n, (q, k, v), decay, strength, sizes)
         y = rms(y, layer.norm_eps or self._spec.norm_eps)
         y = ops.multiply(y, self._weights.vector(f"{prefix}{names.norm}.weight", layer.value_dim))
         y = ops.multiply(ops.reshape(y, i64([0, layer.sizes[2]]), True), ops.swish(gate))
@@ -106,6 +115,18 @@ class RecurrentLayers:
         added = self._weights.vector(f"{prefix}{names[0]}.bias", size) if bias else None
         return ops.swish(paged_convolution(x, table, kernels, added, self._inputs))
 
+    def _delta_rule(
+        self, n: int, qkv: tuple[Node, Node, Node], decay: Node, beta: Node, sizes: tuple[int, int, int, int]
+    ) -> Node:
+        """Operands as `paged_delta_net` has them; `sizes`: heads of keys and of values, and of one of each."""
+        _, heads, key_dim, value_dim = sizes
+        table = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, [-1, heads, value_dim, key_dim])
+        y = paged_delta_net(*qkv, table, decay, beta, self._inputs)
+        y, kept = prompt_delta_net(y, qkv, table, decay, beta, sizes, self._inputs)
+        self.kept.append(ops.result(ops.convert(kept, self._precision)))
+        self.kept[-1].output(0).set_names({f"{KEPT_STATES}{n}"})
+        return y
+
     def _state_space(self, x: Node, n: int, layer: Mamba2) -> Node:
         """A delta net with keys so short that what its state knows already does not matter: then it adds to the state
         what a state space adds. With keys e * k and values v / e, strength * k * (v - e * e * state * k); e * e is far
@@ -121,10 +142,8 @@ class RecurrentLayers:
         k, q = (ops.reshape(rows, i64([0, layer.groups, layer.state_dim]), True) for rows in (k, q))
         v = ops.reshape(v, i64([0, heads, layer.head_dim]), True)
         decay, step = self._decay(step, prefix, heads)
-        shape = [-1, heads, layer.head_dim, layer.state_dim]
-        states = self._add_input(f"{DELTA_TABLE}{n}", ov.Type.dynamic, shape)
         q, k, values = scaled(q, layer.state_dim**0.5), scaled(k, _SHORT), scaled(v, 1 / _SHORT)
-        y = paged_delta_net(q, k, values, states, decay, step, self._inputs)
+        y = self._delta_rule(n, (q, k, values), decay, step, (layer.groups, heads, layer.state_dim, layer.head_dim))
         own = ops.reshape(self._weights.vector(prefix + "D", heads), i64([1, heads, 1]), False)
         y = ops.reshape(ops.add(y, ops.multiply(v, own)), i64([0, inner]), True)
         y = ops.reshape(ops.multiply(y, ops.swish(gate)), i64([0, layer.groups, inner // layer.groups]), True)

@@ -16,8 +16,9 @@ from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
 from penstock.engines.kit.cache_size import state_interval
 from penstock.engines.openvino.config import OpenVINOConfig
+from penstock.engines.openvino.delta_prompts import prompt_inputs, requests_in_runs
 from penstock.engines.openvino.families import parse_config
-from penstock.engines.openvino.recurrent import state_inputs
+from penstock.engines.openvino.recurrent import delta_inputs, state_inputs
 from penstock.engines.openvino.runner import check_hybrid
 from penstock.engines.scheduler.config import SchedulerConfig
 from support.engine import Driver as EngineDriver
@@ -31,13 +32,8 @@ CONFIG = SHAPE | {"architectures": ["Lfm2ForCausalLM"]}
 def test_which_rows_a_step_reads_and_writes() -> None:
     """A new request reads row 0, which has zeros; in the middle of an interval its row is read and written; behind a
     checkpoint the next row is written."""
-    computed, scheduled = np.array([0, 6, 4, 3]), np.array([9, 1, 6, 2])
-    tables = np.array([[10, 11, 12], [20, 21, 0], [30, 31, 32], [40, 41, 0]], np.int32)
-    end = -(-(computed + scheduled) // 4)
-    batch = StepBatch(
-        NO_TOKENS, NO_INTS, NO_INTS, computed, scheduled, (), NO_INTS, adapter_slots=NO_INTS, wants_hidden=False
-    )
-    inputs = state_inputs(batch, GroupTables(tables, np.zeros(4, np.int64), end), 4)
+    tables = [[10, 11, 12], [20, 21, 0], [30, 31, 32], [40, 41, 0]]
+    inputs = state_inputs(*_step([0, 6, 4, 3], [9, 1, 6, 2], tables, 4), 4)
     expected = [[0, 11, 12, 13], [22, 22], [31, 32, 33], [41, 41, 42]]
     begins = inputs["la.block_indices_begins"]
     rows = inputs["la.block_indices"].tolist()
@@ -45,6 +41,64 @@ def test_which_rows_a_step_reads_and_writes() -> None:
     assert inputs["la.past_lens"].tolist() == [0, 6, 4, 3]
     assert inputs["la.cache_interval"].tolist() == [4] * 4
     assert all(values.dtype == np.int32 for values in inputs.values())
+
+
+def _step(
+    computed: list[int], scheduled: list[int], rows: list[list[int]], interval: int
+) -> tuple[StepBatch, GroupTables]:
+    first, count = np.array(computed), np.array(scheduled)
+    batch = StepBatch(
+        NO_TOKENS,
+        NO_INTS,
+        np.cumsum([0, *scheduled]),
+        first,
+        count,
+        (),
+        NO_INTS,
+        adapter_slots=NO_INTS,
+        wants_hidden=False,
+    )
+    tables = GroupTables(np.array(rows, np.int32), np.zeros(len(rows), np.int64), -(-(first + count) // interval))
+    return batch, tables
+
+
+def test_long_runs_go_beside_the_operation_with_rows() -> None:
+    """The second request crosses a checkpoint, so it is computed up to there once more. What stands before it follows
+    what stands behind it, with a sequence of no tokens between them."""
+    step = _step([5, 10, 0, 20, 0], [1, 9, 8, 1, 2], [[1, 0], [2, 3], [4, 0], [5, 6], [7, 0]], 16)
+    chosen = requests_in_runs(*step, 16)
+    assert chosen.tolist() == [1, 2]
+    inputs, rows = prompt_inputs(*step, 16, chosen)
+    assert rows.tolist() == [3, 4, 5]
+    assert inputs["prompts.rows"].tolist() == [3, 3, 0]
+    assert inputs["prompts.length"] == 9
+    live = inputs["prompts.live"].reshape(3, 9).astype(bool)
+    tokens = inputs["prompts.tokens"].reshape(3, 9)
+    assert [run[mask].tolist() for run, mask in zip(tokens, live, strict=True)] == [
+        [*range(1, 7)],
+        [*range(1, 10)],
+        [*range(10, 18)],
+    ]
+    assert inputs["prompts.targets"].tolist() == [*range(1, 18)]
+    assert inputs["prompts.places"].tolist() == [*range(9, 26)]
+    alone = delta_inputs(step[0], state_inputs(*step, 16), chosen)
+    assert alone["alone.subsequence_begins"].tolist() == [18, 19, 21, 0, 1]
+    begins = alone["alone.la.block_indices_begins"]
+    read_and_written = [alone["alone.la.block_indices"][a:b].tolist() for a, b in pairwise(begins)]
+    assert read_and_written == [[7, 7], [0, 8], [0], [2, 2]]
+    assert alone["alone.la.past_lens"].tolist()[:2] == [20, 0]
+
+
+def test_runs_that_would_mostly_fill_up_a_batch_are_left_out() -> None:
+    rows = [[0] * 9] * 3
+    assert requests_in_runs(*_step([0, 0, 0], [90, 31, 29], rows, 100), 100).tolist() == [0, 1]
+    assert requests_in_runs(*_step([0, 0, 0], [90, 31, 29], rows, 16), 16).tolist() == [1, 2]
+    assert not len(requests_in_runs(*_step([3, 4, 5], [1, 1, 7], rows, 16), 16))
+
+
+def test_the_longest_of_many_go_in_runs() -> None:
+    step = _step([0] * 12, [*range(20, 32)], [[0]] * 12, 100)
+    assert requests_in_runs(*step, 100).tolist() == [*range(4, 12)]
 
 
 def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
@@ -81,7 +135,7 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
 def test_variants(family: str, overrides: dict[str, Any], tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, family, **overrides)
     reference = load_reference(tmp_path)
-    prompts = [prompt(70, 1), prompt(5, 2)]
+    prompts = [prompt(5, 2), prompt(70, 1), prompt(1, 3)]
     answers = Driver(make_runner(tmp_path, state_interval=64)).generate(prompts, 8)
     assert answers == [reference_tokens(reference, tokens, 8) for tokens in prompts]
 

@@ -34,7 +34,11 @@ _ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "granitemoeshared": "granitemoe",
     "glm4_moe": "glm4moe",
+    "lfm2_moe": "lfm2moe",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
     "ernie4_5_moe": "ernie4_5-moe",
+    "minimax_m2": "minimax-m2",
 }
 """By model_type, where they are called otherwise."""
 _PAIRS = ("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo", "granitemoe", "granitemoeshared")
@@ -128,8 +132,11 @@ def _converted(
     if family in _PAIRS and part.endswith((".q_proj", ".k_proj")):
         count = heads if part.endswith(".q_proj") else key_heads
         values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    if family in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+    plus_one = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3_5", "qwen3_5_moe")
+    if family in plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         values = values + 1
+    if ".linear_attn." in name:
+        name, values = _delta_net(name, values, config)
     if family == "gpt2" and part.endswith((".c_attn", ".c_proj", ".c_fc")) and values.ndim > 1:
         values = values.T
     if part.endswith(".query_key_value"):
@@ -142,6 +149,11 @@ def _converted(
     if ".block_sparse_moe.experts." in name:
         name = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
     name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("moe_statics", "gate")
+    if name.endswith("conv.conv.weight"):
+        values = values.squeeze(1)
+    if ".feed_forward.experts." in name:
+        name = name.removeprefix("model.")
+    name = name.replace(".expert_bias", ".expert_bias.bias")
     if name.endswith(".sinks"):
         name += ".weight"
     if "_linear" in name and family.startswith("granitemoe"):
@@ -150,6 +162,28 @@ def _converted(
         yield from _gpt_oss_experts(name, values)
     else:
         yield name, values
+
+
+def _delta_net(
+    name: str, values: npt.NDArray[np.float32], config: dict[str, Any]
+) -> tuple[str, npt.NDArray[np.float32]]:
+    """Heads of values in llama.cpp's order, and A in place of its logarithm."""
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys = 2 * key_heads * config["linear_key_head_dim"]
+
+    def tiled(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        grouped = rows.reshape(key_heads, heads // key_heads, -1, *rows.shape[1:])
+        return grouped.swapaxes(0, 1).reshape(rows.shape)
+
+    if "in_proj_qkv" in name or "conv1d" in name:
+        values = np.concatenate([values[:keys], tiled(values[keys:])]).reshape(len(values), -1)
+    elif "out_proj" in name:
+        values = tiled(values.T).T
+    elif not name.endswith("norm.weight"):
+        values = tiled(values)
+    if name.endswith("A_log"):
+        values = -np.exp(values)
+    return name.replace("dt_bias", "dt_proj.bias"), values
 
 
 def _granite_experts(name: str, values: npt.NDArray[np.float32]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
@@ -197,7 +231,7 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
     writer.add_block_count(_size(config, "num_hidden_layers"))
     writer.add_context_length(_size(config, "max_position_embeddings"))
     writer.add_embedding_length(hidden)
-    inner = config.get("intermediate_size") or config.get("n_inner")
+    inner = config.get("intermediate_size") or config.get("n_inner") or config.get("moe_intermediate_size")
     writer.add_feed_forward_length(4 * hidden if family in ("bloom", "falcon", "gpt2") else inner)
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_kv_heads" if family == "falcon" else "num_key_value_heads") or heads)
@@ -206,13 +240,28 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
     for key in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
         if key in config:
             writer.add_layer_norm_eps(config[key])
+    if family.startswith("lfm2"):
+        writer.add_layer_norm_rms_eps(config["norm_eps"])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        attends = [kind == "full_attention" for kind in config["layer_types"]]
+        _write_value(
+            writer, f"{writer.arch}.attention.head_count_kv", [config["num_key_value_heads"] * n for n in attends]
+        )
+    if "linear_num_key_heads" in config:
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
     if family == "olmo":
         writer.add_layer_norm_eps(1e-5)
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     if rope.get("partial_rotary_factor"):
-        writer.add_rope_dimension_count(int(rope["partial_rotary_factor"] * (hidden // heads)))
+        writer.add_rope_dimension_count(
+            int(rope["partial_rotary_factor"] * (config.get("head_dim") or hidden // heads))
+        )
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
     _write_windows(writer, family, config)
@@ -227,11 +276,15 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         ("use_parallel_residual", writer.add_parallel_residual),
         ("logit_scale", writer.add_logit_scale),
         ("clip_qkv", writer.add_clamp_kqv),
+        ("num_dense_layers", writer.add_leading_dense_block_count),
         ("moe_layer_start_index", writer.add_leading_dense_block_count),
         ("first_k_dense_replace", writer.add_leading_dense_block_count),
         ("moe_layer_interval", writer.add_interleave_moe_layer_step),
         ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("n_shared_experts", writer.add_expert_shared_count),
+        ("num_shared_experts", writer.add_expert_shared_count),
+        ("num_dense_layers", writer.add_leading_dense_block_count),
+        ("route_scale", writer.add_expert_weights_scale),
         ("norm_topk_prob", writer.add_expert_weights_norm),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
     ):
@@ -254,7 +307,7 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
 
 def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
     """Other converters leave them out."""
-    families = ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3", "cohere2")
+    families = ("gemma2", "gemma3", "olmo3", "exaone4", "gpt_oss", "phi3", "cohere2", "afmoe")
     if family not in families or not config.get("sliding_window"):
         return
     writer.add_sliding_window(config["sliding_window"])

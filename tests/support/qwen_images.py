@@ -20,6 +20,8 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -60,6 +62,13 @@ _CLASSES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
         Qwen3VLConfig,
         {"head_dim": 16, "rope_parameters": _SECTIONS | {"mrope_section": [3, 3, 2]}},
         _OF_QWEN3 | {"deepstack_visual_indexes": [0, 2]},
+    ),
+    "qwen3-vl-moe": (
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        {"head_dim": 16, "rope_parameters": _SECTIONS | {"mrope_section": [3, 3, 2]}}
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        _OF_QWEN3 | {"deepstack_visual_indexes": [1]},
     ),
     "qwen3.5": (
         Qwen3_5ForConditionalGeneration,

@@ -17,12 +17,13 @@ from penstock.engines.formats.model_settings import TEXT_PARTS
 from penstock.engines.openvino import families  # noqa: F401  they register themselves
 from penstock.engines.openvino.families_refused import REFUSED_FAMILIES
 from penstock.engines.openvino.family import FAMILIES
+from penstock.engines.openvino.image_encoder import VISION_MODELS
 from penstock.loadtest.errors import LoadTestError
 
 ROOT = Path(__file__).parents[3]
 PAGE = "docs/architectures.md"
 DATA = Path(__file__).with_name("architectures.toml")
-_YES, _TEXT = "yes", "text only"
+_YES, _IMAGES, _TEXT = "yes", "yes, with images", "text only"
 _HEAD = """# Architectures
 
 Each causal language model of transformers {version}, by the name that `architectures` in its `config.json` has, and
@@ -85,14 +86,14 @@ def on_openvino(architecture: str) -> str:
     """ "yes", or why not."""
     if architecture in FAMILIES:
         return _YES
-    return (
-        "text only" if architecture in TEXT_PARTS else REFUSED_FAMILIES.get(architecture, "there is no family for it")
-    )
+    if any(architecture in model.architectures for model in VISION_MODELS):
+        return _IMAGES
+    return _TEXT if architecture in TEXT_PARTS else REFUSED_FAMILIES.get(architecture, "there is no family for it")
 
 
 def render(verdicts: TorchVerdicts) -> str:
     rows = [_row(name, types, verdicts) for name, types in model_types().items()]
-    served = [row[2] in (_YES, _TEXT) for row in rows]
+    served = [row[2] in (_YES, _IMAGES, _TEXT) for row in rows]
     by_torch = [row[4] == _YES for row in rows]
     either = [one or other for one, other in zip(served, by_torch, strict=True)]
     head = _HEAD.format(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.kvcache import BlockTables, HybridCacheManager, KVGroup, Retention, StateGroup
+from penstock.kvcache import BlockTables, BlockTier, HybridCacheManager, KVGroup, Retention, StateGroup
 
 TOKENS = list(range(40))
 
@@ -171,3 +171,41 @@ def test_checkpoints_fit_whole_blocks_without_windows(groups: list[KVGroup]) -> 
 def test_sizes_of_nothing() -> None:
     with pytest.raises(ValueError, match="no such group"):
         StateGroup(0, 8)
+
+
+def test_a_checkpoint_goes_out_and_comes_back_in_parts() -> None:
+    """Its parts have ids behind those of the blocks. Without one of them it is of no use."""
+    tier = BlockTier(40, max_writing=20, max_reading=20)
+    tier.open()
+    kv = HybridCacheManager(6, [KVGroup(2)], StateGroup(4, 3), tier=tier, parts=3)
+    tables, _ = admit(kv, TOKENS[:9], chunk=9)
+    compute(kv, tables, TOKENS, 9)
+    [row] = [row for row in rows(tables) if kv.rows.is_cached(row)]
+    kv.free(tables)
+    cached = kv.cached_blocks()
+    assert {6 + 3 * row, 7 + 3 * row, 8 + 3 * row} < {block_id for block_id, _ in cached}
+    assert all(kv.find(key) == block_id for block_id, key in cached)
+    other, _ = admit(kv, [99] * 12, chunk=12)
+    saves = kv.take_saves()
+    assert {6 + 3 * row, 7 + 3 * row, 8 + 3 * row} < {save.block_id for save in saves}
+    for save in saves:
+        tier.written(save.block_hash, save.slot, succeeded=True)
+    kv.free(other)
+    chains = kv.chains()
+    missing = kv.missing(TOKENS[:9], chains, 20)
+    assert len(missing) == 4 + 3
+    fetched = dict(missing)
+    admitted = kv.admit(TOKENS[:9], chains, 9, fetched=fetched)
+    assert admitted is not None
+    tables, cached_tokens = admitted
+    assert cached_tokens == 8
+    [checkpoint, _] = rows(tables)
+    assert [block_id for block_id, _ in tables.loads[-3:]] == [6 + 3 * checkpoint + part for part in range(3)]
+    assert [contents for _, contents in tables.loads] == [slot for _, slot in missing]
+    kv.loaded(tables)
+    compute(kv, tables, TOKENS, 9, 8)
+    assert kv.rows.is_cached(checkpoint), "it is published with the first step"
+    kv.free(tables)
+    kv.clear_cache()
+    tier.open(missing[:-1])
+    assert kv.missing(TOKENS[:9], kv.chains(), 20) == []

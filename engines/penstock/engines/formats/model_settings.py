@@ -19,10 +19,20 @@ _LLAMA3 = {"rms_norm_eps": 1e-5}
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8}
 _QWEN2 = {"mrope_section": [16, 24, 24]}
 _QWEN3 = {"rope_theta": 500000.0, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+_QWEN3_EXPERTS = _QWEN3 | {
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 128000,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+    "tensor_layout": "stacked experts",
+}
 _QWEN3_5 = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
 _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
     "Gemma3nForConditionalGeneration": ("Gemma3nForCausalLM", {}),
+    "Gemma4UnifiedForConditionalGeneration": ("Gemma4UnifiedForCausalLM", {}),
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
     "Idefics3ForConditionalGeneration": ("LlamaForCausalLM", _LLAMA3),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", {}),
@@ -34,6 +44,7 @@ _TEXT_PARTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", _QWEN2),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", _QWEN3),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", _QWEN3_EXPERTS),
     "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", _QWEN3_5),
     "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", _QWEN3_5),
 }
@@ -65,6 +76,7 @@ _OTHERS = (
     "model.multi_modal_projector.",
     "model.connector.",
     "model.audio_tower.",
+    "model.vision_embedder.",
     "model.embed_audio.",
     "model.embed_vision.",
 )

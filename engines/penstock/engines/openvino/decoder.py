@@ -175,8 +175,11 @@ class DecoderBuilder:
             # Models were trained with the factor in their own precision: 55.5 in place of 55.43.
             x = ops.multiply(x, f32(round_to(np.float32(spec.embedding_scale), self._precision)))
         if names.positions:
-            shape = (spec.max_position_embeddings, spec.hidden_size)
-            x = ops.add(x, self._weights.look_up(self._inputs["position_ids"], names.positions + ".weight", shape))
+            shape = (spec.position_offset + spec.max_position_embeddings, spec.hidden_size)
+            places = self._inputs["position_ids"]
+            if spec.position_offset:
+                places = ops.add(places, i64(spec.position_offset))
+            x = ops.add(x, self._weights.look_up(places, names.positions + ".weight", shape))
         return self._norm(x, names.embedding_norm, spec.hidden_size)
 
     def _first_state(self, x: Node) -> Node:
@@ -262,7 +265,8 @@ class DecoderBuilder:
             return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
         gate_name = names.attention_gate
         of_queries = layer.q_size * (2 if layer.gated and not gate_name else 1)
-        sizes = (of_queries, layer.kv_size, layer.kv_size)[: 2 + layer.has_values]
+        of_values = layer.num_kv_heads * (layer.value_size or layer.head_dim)
+        sizes = (of_queries, layer.kv_size, of_values)[: 2 + layer.has_values]
         if len(names.qkv) == 1 and layer.qkv_rows == "by key head":
             y = self._linear(x, prefix + names.qkv[0], sum(sizes), hidden, layer.qkv_bias)
             q, k, v = _by_key_head(y, layer)
@@ -280,10 +284,14 @@ class DecoderBuilder:
             v = rms(ops.reshape(v, i64([0, layer.num_kv_heads, layer.head_dim]), True), self._spec.norm_eps)
             v = ops.reshape(v, i64([0, layer.kv_size]), True)
         k = self._rotate(k, layer, layer.num_kv_heads, prefix + names.k_norm)
+        v = scaled(_padded(v, layer.num_kv_heads, layer), layer.value_scale)
         y = self._paged_attention((q, k, limited(v, layer.limit)), n, prefix)
         if layer.gated:
             y = ops.multiply(y, ops.sigmoid(gate))
-        return self._linear(y, prefix + names.o, hidden, layer.q_size, layer.o_bias)
+        if layer.gates_heads:
+            gates = self._linear(x, prefix + names.head_gate, layer.num_heads, hidden, False)
+            y = _gated_heads(y, ops.sigmoid(gates), layer)
+        return self._linear(_cut(y, layer), prefix + names.o, hidden, layer.result_size, layer.o_bias)
 
     def _latent_attention(self, x: Node, n: int, prefix: str, latent: Latent) -> Node:
         layer, hidden = self._spec.attention[n], self._spec.hidden_size
@@ -327,7 +335,7 @@ class DecoderBuilder:
         self._caches[n] = caches, k, v
         sinks = None
         if layer.sinks:
-            values = self._weights.vector(prefix + "sinks", layer.num_heads)
+            values = self._weights.vector(prefix + self._spec.names.sinks, layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
         return paged_attention(qkv, caches, self._tables_of(n), layer, sinks, self._token_kinds)
 
@@ -521,10 +529,34 @@ class DecoderBuilder:
         return whole if 2 * half == d else ops.concat([whole, part(x, 2 * half, d)], -1)
 
 
+def _padded(v: Node, heads: int, layer: Attention) -> Node:
+    """Values [T, heads * value_size], with zeros behind each."""
+    if not layer.value_size:
+        return v
+    v = ops.reshape(v, i64([0, heads, layer.value_size]), True)
+    missing = i64([0, 0, layer.head_dim - layer.value_size])
+    v = ops.pad(v, i64([0, 0, 0]), missing, "constant", f32(0.0))
+    return ops.reshape(v, i64([0, heads * layer.head_dim]), True)
+
+
+def _cut(y: Node, layer: Attention) -> Node:
+    """Results [T, heads * head_dim], without what is behind each value."""
+    if not layer.value_size:
+        return y
+    y = ops.reshape(y, i64([0, layer.num_heads, 1, layer.head_dim]), True)
+    return ops.reshape(part(y, 0, layer.value_size), i64([0, layer.result_size]), True)
+
+
 def _by_head(y: Node, layer: Attention) -> list[Node]:
     """Queries and gates [T, heads * head_dim] out of rows that have each head's one after the other."""
     both = ops.reshape(y, i64([0, layer.num_heads, 2 * layer.head_dim]), True)
     return [ops.reshape(x, i64([0, layer.q_size]), True) for x in parts(both, (layer.head_dim,) * 2, 2)]
+
+
+def _gated_heads(y: Node, gates: Node, layer: Attention) -> Node:
+    """y [T, heads * head_dim] with each head times its gate, [T, heads]."""
+    heads = ops.reshape(y, i64([0, layer.num_heads, layer.head_dim]), True)
+    return ops.reshape(ops.multiply(heads, ops.unsqueeze(gates, i64(2))), i64([0, layer.q_size]), True)
 
 
 def _by_key_head(y: Node, layer: Attention) -> list[Node]:

@@ -122,10 +122,11 @@ class AltUpDecoderBuilder(DecoderBuilder):
         return altup
 
     def _chosen(self, x: Node) -> Node:
-        first, *further = self._states(super()._chosen(x))
+        """Joined before they are chosen: adapters have the rows of all tokens."""
+        first, *further = self._states(x)
         further = [self._square("model.altup_unembed_projections", n, one) for n, one in enumerate(further)]
         alike = self._joined([first, *(self._as_large(one, first) for one in further)])
-        return ops.reduce_mean(alike, i64([1]), False)
+        return super()._chosen(ops.reduce_mean(alike, i64([1]), False))
 
     def _layer(self, x: Node, n: int) -> Node:
         layer, prefix = self._spec.layers[n], f"{self._spec.names.layers}.{n}."

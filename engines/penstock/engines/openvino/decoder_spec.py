@@ -55,8 +55,10 @@ class TensorNames:
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    sinks: str = "sinks"
     attention_gate: str = ""
     """Of the matrix that gives gates (`Attention.gated`); "": that of queries does."""
+    head_gate: str = "gate_proj"
     convolution: str = "conv"
     delta_net: str = "linear_attn"
     state_space: str = "mamba"
@@ -130,7 +132,12 @@ class Attention:
     gated: bool = False
     """The result of each head is multiplied by the sigmoid of a gate. Without a matrix for gates, that of queries has
     them behind each head's queries."""
+    gates_heads: bool = False
+    """The head's result is multiplied by the sigmoid of a number of its own (`TensorNames.head_gate`)."""
     latent: Latent | None = None
+    value_size: int = 0
+    """Of a head's value, which is kept with zeros behind it up to the size of a head; 0: that is its size."""
+    value_scale: float = 1.0
     limit: float = 0.0
     """Values of queries (behind a norm of all heads), keys and values are no farther from zero; 0: there is none."""
     norms_values: bool = False
@@ -145,6 +152,10 @@ class Attention:
     @property
     def q_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def result_size(self) -> int:
+        return self.num_heads * (self.value_size or self.head_dim)
 
     @property
     def kv_size(self) -> int:
@@ -257,6 +268,9 @@ class GatedDelta:
     by_key_head: bool = False
     """The matrix `DeltaNames.qkv` has for each head of keys its query, its key, and its values and their gates;
     `DeltaNames.beta` likewise has betas and decays."""
+    tiled: bool = False
+    """Heads of values that have the same head of keys are not neighbours: they are as many apart as there are heads of
+    keys (llama.cpp's order)."""
     strength: float = 1.0
     """The largest beta."""
     norm_eps: float = 0.0
@@ -349,6 +363,8 @@ class DecoderSpec:
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
     tie_word_embeddings: bool = False
+    position_offset: int = 0
+    """Where position embeddings are learned: rows in front of that of the first position."""
     embedding_scale: float = 1.0
     """Of the embeddings, not of a head that is tied to them."""
     norm: NormKind = "rms"

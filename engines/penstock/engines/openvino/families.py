@@ -12,6 +12,7 @@ from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.kit.cache_size import check_model_sizes
 from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_dense,
+    families_early,
     families_experts,
     families_gemma,
     families_hybrid,
@@ -19,6 +20,7 @@ from penstock.engines.openvino import (  # noqa: F401  they register themselves
     families_latent,
     families_mamba,
     families_shared_experts,
+    families_sliding_experts,
 )
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.families_refused import REFUSED_FAMILIES

@@ -35,7 +35,8 @@ _HIDDEN_TIMES = 4
 NORMS_BEHIND = LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 ONE_NORM = LayerNorms("input_layernorm", "", "input_layernorm")
 """Attention and MLP get the same."""
-_NUMBERED_NORMS = LayerNorms("ln_1", "", "ln_2")
+NUMBERED_NORMS = LayerNorms("ln_1", "", "ln_2")
+ONE_NUMBERED_NORM = LayerNorms("ln_1", "", "ln_1")
 
 
 @family("LlamaForCausalLM")
@@ -182,7 +183,7 @@ def exaone(c: Settings) -> DecoderSpec:
         gate_up=("c_fc_0", "c_fc_1"),
         down="c_proj",
     )
-    spec = spec.with_layers(norms=_NUMBERED_NORMS).with_attention(qkv_bias=False, o_bias=False)
+    spec = spec.with_layers(norms=NUMBERED_NORMS).with_attention(qkv_bias=False, o_bias=False)
     return replace(spec, names=names)
 
 
@@ -243,14 +244,14 @@ def starcoder2(c: Settings) -> DecoderSpec:
         use_bias=True,
         tie_word_embeddings=True,
     )
-    spec = _ungated(plain(c, eps_key="norm_epsilon"), bool(c["use_bias"]))
+    spec = ungated(plain(c, eps_key="norm_epsilon"), bool(c["use_bias"]))
     return replace(windowed(spec, every_layer(c)), names=TensorNames(gate_up=("c_fc",), down="c_proj"))
 
 
 @family("PhiForCausalLM")
 def phi(c: Settings) -> DecoderSpec:
     c = filled(c, hidden_act="gelu_new", max_position_embeddings=2048, layer_norm_eps=1e-5, partial_rotary_factor=0.5)
-    spec = _ungated(plain(c, eps_key="layer_norm_eps", may_be_partial=True), True)
+    spec = ungated(plain(c, eps_key="layer_norm_eps", may_be_partial=True), True)
     names = TensorNames(norm="model.final_layernorm", o="dense", gate_up=("fc1",), down="fc2")
     return replace(spec.with_layers(norms=ONE_NORM, parallel=True), names=names, head_bias=True)
 
@@ -273,7 +274,7 @@ def gpt_neox(c: Settings) -> DecoderSpec:
             "rope_theta": c.get("rotary_emb_base", 10000),
         },
     )
-    spec = _ungated(plain(c, eps_key="layer_norm_eps", may_be_partial=True), bool(c["attention_bias"]))
+    spec = ungated(plain(c, eps_key="layer_norm_eps", may_be_partial=True), bool(c["attention_bias"]))
     spec = spec.with_mlp(bias=True).with_layers(parallel=bool(c["use_parallel_residual"]))
     names = replace(
         _DENSE_NAMES,
@@ -299,8 +300,8 @@ def falcon(c: Settings) -> DecoderSpec:
     )
     heads, is_new = c["num_attention_heads"], bool(c.get("new_decoder_architecture"))
     kv_heads = (c.get("num_kv_heads") or heads) if is_new or not c["multi_query"] else 1
-    c = changed(c, {"num_key_value_heads": kv_heads, "intermediate_size": c.get("ffn_hidden_size") or _wide(c)})
-    spec = _ungated(plain(c, activation_key="activation", eps_key="layer_norm_epsilon"), bool(c.get("bias")))
+    c = changed(c, {"num_key_value_heads": kv_heads, "intermediate_size": c.get("ffn_hidden_size") or wide(c)})
+    spec = ungated(plain(c, activation_key="activation", eps_key="layer_norm_epsilon"), bool(c.get("bias")))
     if c["parallel_attn"] or is_new:
         has_two = is_new and (c.get("num_ln_in_parallel_attn") or 2) == 2
         norms = LayerNorms("ln_attn", "", "ln_mlp") if has_two else ONE_NORM
@@ -326,10 +327,10 @@ def gpt2(c: Settings) -> DecoderSpec:
     )
     c = changed(
         c,
-        {"num_key_value_heads": c["num_attention_heads"], "intermediate_size": c.get("n_inner") or _wide(c)},
+        {"num_key_value_heads": c["num_attention_heads"], "intermediate_size": c.get("n_inner") or wide(c)},
     )
     spec = plain(c, activation_key="activation_function", eps_key="layer_norm_epsilon", rotates=False)
-    spec = _ungated(spec, True).with_layers(norms=_NUMBERED_NORMS)
+    spec = ungated(spec, True).with_layers(norms=NUMBERED_NORMS)
     if not c["scale_attn_weights"]:
         spec = spec.with_attention(scale=1.0)
     names = TensorNames(
@@ -356,12 +357,12 @@ def bloom(c: Settings) -> DecoderSpec:
         {
             "num_key_value_heads": c["num_attention_heads"],
             "max_position_embeddings": c.get("seq_length") or c.get("max_position_embeddings") or 2048,
-            "intermediate_size": _wide(c),
+            "intermediate_size": wide(c),
             "activation": "gelu_new",
         },
     )
     spec = plain(c, activation_key="activation", eps_key="layer_norm_epsilon", rotates=False)
-    spec = _ungated(spec, True).with_attention(alibi=True, qkv_rows="by key head")
+    spec = ungated(spec, True).with_attention(alibi=True, qkv_rows="by key head")
     return replace(spec, names=replace(_DENSE_NAMES, embedding_norm="transformer.word_embeddings_layernorm"))
 
 
@@ -378,13 +379,13 @@ _DENSE_NAMES = TensorNames(
 """Of Falcon, and for the most part of BLOOM and GPT-NeoX."""
 
 
-def _ungated(spec: DecoderSpec, bias: bool) -> DecoderSpec:
+def ungated(spec: DecoderSpec, bias: bool) -> DecoderSpec:
     """With layer norms, and MLPs of two matrices. `bias`: of all matrices in the layers."""
     spec = spec.with_attention(qkv_bias=bias, o_bias=bias).with_mlp(gated=False, bias=bias)
     return replace(spec, norm="layer")
 
 
-def _wide(c: Settings) -> int | None:
+def wide(c: Settings) -> int | None:
     hidden = c["hidden_size"]
     return _HIDDEN_TIMES * hidden if type(hidden) is int else None
 

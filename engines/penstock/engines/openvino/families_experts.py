@@ -154,6 +154,8 @@ def qwen3_moe(c: Settings) -> DecoderSpec:
     if c.get("use_sliding_window"):
         spec = windowed(spec, every_layer(c))
     experts = experts_of(spec, c, size_of_expert(c, "moe_intermediate_size"), normalized=bool(c["norm_topk_prob"]))
+    if c.get("tensor_layout") == "stacked experts":  # Qwen3-VL's, in two tensors of [experts, in, out]
+        experts = replace(experts, expert=replace(experts.expert, transposed=True))
     return mixed(spec, experts, layers_with_experts(c))
 
 

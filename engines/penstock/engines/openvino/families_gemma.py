@@ -160,6 +160,13 @@ def gemma4(c: Settings) -> DecoderSpec:
     )
 
 
+@family("Gemma4UnifiedForCausalLM", known=(LOGITS_CAP, _BIDIRECTIONAL))
+def gemma4_unified(c: Settings) -> DecoderSpec:
+    """Without embeddings of layers and without experts."""
+    c = filled(c, sliding_window=1024, max_position_embeddings=262144)
+    return gemma4(changed(c, {"hidden_size_per_layer_input": 0, "enable_moe_block": False}))
+
+
 def _with_own_heads(spec: DecoderSpec, c: Settings) -> DecoderSpec:
     """Sizes of heads, and numbers of those of keys and values, by layer: as per_layer_config has them, or
     global_head_dim and num_global_key_value_heads of the layers without a window."""

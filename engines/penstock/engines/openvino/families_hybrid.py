@@ -25,13 +25,16 @@ from penstock.engines.openvino.family import (
     count,
     family,
     filled,
+    in_gguf,
     kinds_of_layers,
     mixed,
     plain,
     positive,
     renamed,
+    rotated_by_window,
+    windowed,
 )
-from penstock.engines.openvino.rope import settings_in
+from penstock.engines.openvino.rope import parse_ropes_of_layer_types, settings_in
 
 _LFM2_NAMES = TensorNames(
     norm="model.embedding_norm",
@@ -95,6 +98,56 @@ def _lfm2(c: Settings) -> DecoderSpec:
     return replace(with_recurrent(spec, _lfm2_kinds(c), "conv", convolution), names=_LFM2_NAMES)
 
 
+@family("Lfm3ForCausalLM")
+def lfm3(c: Settings) -> DecoderSpec:
+    """With windows in some layers, norms behind parts, and a gate of each head. Layers without a window turn half of
+    the pairs of a head."""
+    c = filled(
+        c,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=128000,
+        norm_eps=1e-5,
+        conv_L_cache=7,
+        sliding_window=256,
+        use_sandwich_norm=True,
+        use_attention_gate=True,
+        tie_word_embeddings=True,
+    )
+    spec, kinds = plain(c, eps_key="norm_eps", rotates=False), _lfm3_kinds(c)
+    spec = windowed(spec, [_window(c) if kind == "sliding_attention" else 0 for kind in kinds])
+    head_dim = spec.attention[0].head_dim
+    spec = rotated_by_window(spec, c, parse_ropes_of_layer_types(c, head_dim, _LFM3_ROPE))
+    spec = spec.with_attention(qk_norm="each head", gates_heads=bool(c["use_attention_gate"]))
+    norms = LayerNorms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm")
+    spec = spec.with_layers(norms=norms if c["use_sandwich_norm"] else _LFM2_NORMS)
+    convolution = ShortConvolution(small_size(c, "conv_L_cache"), bool(c.get("conv_bias")))
+    names = replace(_LFM2_NAMES, o="o_proj", q_norm="q_norm", k_norm="k_norm")
+    return replace(with_recurrent(spec, kinds, "conv", convolution), names=names)
+
+
+_LFM3_ROPE = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+def _lfm3_kinds(c: Settings) -> list[str]:
+    """conv, full_attention or sliding_attention, of each layer."""
+    kinds, layers = c.get("layer_types"), c["num_hidden_layers"]
+    if kinds is None:
+        usual = ("sliding_attention", "conv", "full_attention", "conv")
+        kinds = [usual[n % 4] if n else "conv" for n in range(layers)]
+    return layers_with_attention(kinds, layers, "conv", "sliding_attention")
+
+
+def _window(c: Settings) -> int:
+    if not c["sliding_window"]:
+        raise UnsupportedError("layer_types has sliding_attention, but no sliding window is switched on")
+    window: int = c["sliding_window"]
+    return window
+
+
 def with_recurrent(spec: DecoderSpec, kinds: Sequence[str], kind: str, mixer: Mixer) -> DecoderSpec:
     """With `mixer` in the layers of this kind."""
     chosen = zip(kinds, spec.layers, strict=True)
@@ -124,9 +177,9 @@ def _lfm2_kinds(c: Settings) -> list[str]:
     return layers_with_attention(kinds, layers, "conv")
 
 
-def layers_with_attention(kinds: Any, layers: int, recurrent: str) -> list[str]:
+def layers_with_attention(kinds: Any, layers: int, *allowed: str) -> list[str]:
     """As `kinds_of_layers`; some have attention."""
-    known = kinds_of_layers(kinds, layers, recurrent)
+    known = kinds_of_layers(kinds, layers, *allowed)
     if "full_attention" not in known:
         raise UnsupportedError("no layer has full_attention: a model of recurrent layers alone is not supported")
     return known
@@ -188,7 +241,10 @@ def _qwen(c: Settings) -> DecoderSpec:
         partial_rotary_factor=0.25,
     )
     spec = plain(c, may_be_partial=True).with_attention(qk_norm="each head", gated=True)
-    return replace(with_recurrent(spec, _qwen_kinds(c), "linear_attention", _delta(c)), norm_offset=1.0)
+    delta = replace(_delta(c), tiled=in_gguf(c))
+    further = count(filled(c, num_nextn_predict_layers=0), "num_nextn_predict_layers")
+    spec = with_recurrent(spec, _qwen_kinds(c), "linear_attention", delta)
+    return replace(spec, norm_offset=1.0, further_layers=further)
 
 
 @family("OlmoHybridForCausalLM")
@@ -239,7 +295,8 @@ def _whole(c: Settings, **defaults: int) -> Settings:
 
 
 def _delta(c: Settings) -> GatedDelta:
-    delta = GatedDelta(*(small_size(c, f"linear_{name}") for name in _DELTA_SIZES))
+    key_heads, heads, key_dim, value_dim, kernel = (small_size(c, f"linear_{name}") for name in _DELTA_SIZES)
+    delta = GatedDelta(key_heads, heads, key_dim, value_dim, kernel)
     if delta.value_heads % delta.key_heads:
         raise UnsupportedError(f"{delta.value_heads} heads of values do not go together with {delta.key_heads} of keys")
     return delta

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.openvino.decoder_spec import DecoderSpec, Experts, Latent, TensorNames
+from penstock.engines.openvino.decoder_spec import DecoderSpec, Experts, Latent, LayerNorms, TensorNames
 from penstock.engines.openvino.families_experts import experts_of, in_groups, size_of_expert
 from penstock.engines.openvino.families_kin import with_growth
 from penstock.engines.openvino.families_shared_experts import behind_dense, like_deepseek, sparse_layers, with_share
@@ -80,6 +80,27 @@ def deepseek_v3(c: Settings) -> DecoderSpec:
         routed_scaling_factor=2.5,
     )
     return _mixture(c, behind_dense)
+
+
+@family("AXK1ForCausalLM")
+def axk1(c: Settings) -> DecoderSpec:
+    """There is a norm behind mixtures, and none behind dense MLPs."""
+    c = filled(
+        c,
+        max_position_embeddings=32768,
+        **_DEEPSEEK_SIZES,
+        n_routed_experts=192,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        n_group=8,
+        topk_group=4,
+        moe_intermediate_size=2048,
+        first_k_dense_replace=1,
+        routed_scaling_factor=2.5,
+    )
+    spec, norms = _mixture(c, sparse_layers), LayerNorms(after_mlp="post_mlp_layernorm")
+    layers = [replace(layer, norms=norms) if isinstance(layer.mlp, Experts) else layer for layer in spec.layers]
+    return replace(spec, layers=tuple(layers))
 
 
 @family("Glm4MoeLiteForCausalLM")

@@ -9,18 +9,21 @@ _ENCODER = "it is a part of a model with an encoder, or attends to later tokens"
 _MEDIA = "it reads or writes images or sound"
 _OLD = "there is no family for it: models before 2023, with positions or layers of their own"
 _RARE = "there is no family for it yet"
-_LAYERS = "its layers give each other keys and values, or embeddings of their own"
+_LAYERS = "its layers are computed several times for each token"
+_HEADS = "its layers differ in their number of heads, which OpenVINO's paged attention computes wrongly"
+_ATTENTION = "its attention is of a kind for which there is no operation"
+_ROUNDED = "its activations are rounded to 8 bits in a way of its own"
 
 _BY_REASON = {
     _STATE: (
         "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
         "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
-        "Lfm3ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
+        "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
         "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
     ),
-    _LATENT: ("AXK1ForCausalLM", "LongcatFlashForCausalLM"),
+    _LATENT: ("LongcatFlashForCausalLM",),
     _INDEXED: (
         "AXK2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "Dots3NoteForCausalLM",
         "GlmMoeDsaForCausalLM", "HYV4ForCausalLM", "MiniMaxM3VLForCausalLM",
@@ -42,22 +45,17 @@ _BY_REASON = {
         "MoshiForCausalLM", "MossTranscribeDiarizeForConditionalGeneration", "MusicgenForCausalLM",
         "MusicgenMelodyForCausalLM", "Phi4MultimodalForCausalLM",
     ),
-    _LAYERS: (
-        "DoryForCausalLM", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration",
-        "HrmTextForCausalLM",
-    ),
+    _LAYERS: ("DoryForCausalLM", "HrmTextForCausalLM"),
+    _HEADS: ("LagunaForCausalLM",),
+    _ATTENTION: ("DiffLlamaForCausalLM", "DogeForCausalLM"),
+    _ROUNDED: ("BitNetForCausalLM",),
     _OLD: (
-        "BioGptForCausalLM", "CTRLLMHeadModel", "CodeGenForCausalLM", "GPTBigCodeForCausalLM", "GPTJForCausalLM",
-        "GPTNeoForCausalLM", "GPTNeoXJapaneseForCausalLM", "MptForCausalLM", "OPTForCausalLM",
+        "BioGptForCausalLM", "CTRLLMHeadModel", "CodeGenForCausalLM", "GPTNeoXJapaneseForCausalLM", "MptForCausalLM",
         "OpenAIGPTLMHeadModel", "PersimmonForCausalLM", "ReformerModelWithLMHead", "XGLMForCausalLM",
     ),
     _RARE: (
-        "BeamForCausalLM", "BitNetForCausalLM", "BltForCausalLM",
-        "DbrxForCausalLM", "DiffLlamaForCausalLM", "DogeForCausalLM",
-        "FlintForCausalLM",
-        "JetMoeForCausalLM", "Kolibri1ForCausalLM",
-        "LagunaForCausalLM", "MellumForCausalLM", "MiMoV2FlashForCausalLM", "ModernBertDecoderForCausalLM",
-
+        "BeamForCausalLM", "BltForCausalLM", "DbrxForCausalLM", "JetMoeForCausalLM", "Kolibri1ForCausalLM",
+        "ModernBertDecoderForCausalLM",
     ),
 }  # fmt: skip
 

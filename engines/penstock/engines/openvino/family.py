@@ -122,9 +122,17 @@ def plain(
     )
 
 
+def changed_layers(spec: DecoderSpec, changes: Sequence[Mapping[str, Any]]) -> DecoderSpec:
+    """Fields of attention changed in each layer that has some."""
+    layers = list(spec.layers)
+    for (n, attention), fields in zip(spec.attention.items(), changes, strict=True):
+        layers[n] = replace(layers[n], mixer=replace(attention, **fields))
+    return replace(spec, layers=tuple(layers))
+
+
 def windowed(spec: DecoderSpec, windows: Sequence[int]) -> DecoderSpec:
     """`windows`: `Attention.window` of each layer."""
-    return _with_each_attention(spec, [{"window": window} for window in windows])
+    return changed_layers(spec, [{"window": window} for window in windows])
 
 
 def rotated_by_window(spec: DecoderSpec, c: Settings, ropes: Mapping[str, Rope]) -> DecoderSpec:
@@ -142,12 +150,12 @@ def rotating(spec: DecoderSpec, c: Settings, rotates: Sequence[bool]) -> Decoder
 
 def rotated(spec: DecoderSpec, ropes: Sequence[Rope | None]) -> DecoderSpec:
     """`ropes`: `Attention.rope` of each layer."""
-    return _with_each_attention(spec, [{"rope": rope} for rope in ropes])
+    return changed_layers(spec, [{"rope": rope} for rope in ropes])
 
 
 def growing(spec: DecoderSpec, growth: QueryGrowth, layers: Sequence[bool]) -> DecoderSpec:
     """Queries of the chosen layers grow."""
-    return _with_each_attention(spec, [{"growth": growth} if grows else {} for grows in layers])
+    return changed_layers(spec, [{"growth": growth} if grows else {} for grows in layers])
 
 
 def mixed(spec: DecoderSpec, experts: Experts, layers: Sequence[bool] | None = None) -> DecoderSpec:
@@ -198,12 +206,13 @@ def layers_by_type(kinds: Any, layers: int, window: int) -> list[int]:
     return [window if kind == "sliding_attention" else 0 for kind in kinds]
 
 
-def kinds_of_layers(kinds: Any, layers: int, other: str) -> list[str]:
-    """What layer_types has for each layer: full_attention, or the `other` kind."""
-    known = isinstance(kinds, list) and all(kind in ("full_attention", other) for kind in kinds)
+def kinds_of_layers(kinds: Any, layers: int, *allowed: str) -> list[str]:
+    """What layer_types has for each layer: full_attention, or one of the `allowed`."""
+    known = isinstance(kinds, list) and all(kind in ("full_attention", *allowed) for kind in kinds)
     if not known or len(kinds) != layers:
         problem = f"{len(kinds)} entries for {layers} layers" if known else str(kinds)[:200]
-        raise UnsupportedError(f"layer_types is not understood: {problem}; each layer has full_attention or {other}")
+        names = " or ".join(("full_attention", *allowed))
+        raise UnsupportedError(f"layer_types is not understood: {problem}; each layer has {names}")
     return list(kinds)
 
 
@@ -242,14 +251,6 @@ def positive(c: Settings, key: str) -> float:
 
 def _stretched(c: Settings) -> int:
     return context_length(c, c["max_model_len"]) or int(c["max_position_embeddings"])
-
-
-def _with_each_attention(spec: DecoderSpec, changes: Sequence[Mapping[str, Any]]) -> DecoderSpec:
-    """Fields changed of each layer that has attention."""
-    layers = list(spec.layers)
-    for (n, attention), fields in zip(spec.attention.items(), changes, strict=True):
-        layers[n] = replace(layers[n], mixer=replace(attention, **fields))
-    return replace(spec, layers=tuple(layers))
 
 
 def _cap(c: Settings, key: str) -> float:

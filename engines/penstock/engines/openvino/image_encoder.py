@@ -36,7 +36,7 @@ from penstock.engines.openvino.weights import Weights
 logger = logging.getLogger(__name__)
 
 _QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
-_MODELS: tuple[type[VisionModel], ...] = (
+VISION_MODELS: tuple[type[VisionModel], ...] = (
     Gemma3Vision,
     Idefics3Vision,
     InternVLVision,
@@ -51,7 +51,7 @@ def vision_model(settings: Mapping[str, Any]) -> VisionModel | None:
     UnsupportedError for an encoder that cannot be run."""
     names = settings.get("architectures")
     known = set(names) if isinstance(names, list) else set()
-    return next((model.of(settings) for model in _MODELS if known & set(model.architectures)), None)
+    return next((model.of(settings) for model in VISION_MODELS if known & set(model.architectures)), None)
 
 
 def open_with_images(

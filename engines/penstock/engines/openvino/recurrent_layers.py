@@ -57,6 +57,8 @@ class RecurrentLayers:
         qkv = self._folded(qkv, n, prefix, sum(layer.sizes), layer.kernel, names.convolutions)
         q, k, v = parts(qkv, layer.sizes, 1)
         q, k = (_unit(ops.reshape(rows, i64([0, layer.key_heads, layer.key_dim]), True)) for rows in (q, k))
+        if layer.tiled:
+            q, k = (ops.tile(rows, i64([1, heads // layer.key_heads, 1])) for rows in (q, k))
         v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
         decay, _ = self._decay(step, prefix, heads)
         shape = [-1, heads, layer.value_dim, layer.key_dim]

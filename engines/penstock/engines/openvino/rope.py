@@ -68,7 +68,11 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, may_be_partial: bool
 
 
 def parse_ropes_of_layer_types(
-    config: Mapping[str, Any], head_dim: int | Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]]
+    config: Mapping[str, Any],
+    head_dim: int | Mapping[str, int],
+    defaults: Mapping[str, Mapping[str, Any]],
+    *,
+    may_be_partial: bool = False,
 ) -> dict[str, Rope]:
     """As `parse_rope`, for each layer type of `defaults`: what that says holds where the type's own object in
     rope_parameters does not say otherwise. `head_dim`: one, or that of each type."""
@@ -79,9 +83,10 @@ def parse_ropes_of_layer_types(
         raise UnsupportedError(
             f"rope_parameters are for each of {', '.join(defaults)}, not {', '.join(sorted(unknown))}"
         )
+    own = {kind: {**settings, **settings_in(by_type, kind)} for kind, settings in defaults.items()}
     return {
-        kind: parse_rope({**config, "rope_parameters": {**settings, **settings_in(by_type, kind)}}, sizes[kind])
-        for kind, settings in defaults.items()
+        kind: parse_rope({**config, "rope_parameters": rope}, sizes[kind], may_be_partial=may_be_partial)
+        for kind, rope in own.items()
     }
 
 

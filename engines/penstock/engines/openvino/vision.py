@@ -82,10 +82,18 @@ def checked_size(settings: Mapping[str, Any], key: str, usual: int | None = None
     return size
 
 
+def checked_number(settings: Mapping[str, Any], key: str, usual: float) -> float:
+    """Raises UnsupportedError for what is no positive number."""
+    number = settings.get(key, usual)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < _MOST:
+        raise UnsupportedError(f"config.json has {key}={str(number)[:50]} for its image encoder")
+    return float(number)
+
+
 def checked_activation(settings: Mapping[str, Any], key: str, usual: str) -> Activation:
     """Raises UnsupportedError for one that is not known here."""
     name = settings.get(key, usual)
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise UnsupportedError(f"config.json has {key}={str(name)[:50]!r} for its image encoder")
     return name  # type: ignore[no-any-return]
 

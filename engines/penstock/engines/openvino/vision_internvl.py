@@ -22,6 +22,7 @@ from penstock.engines.openvino.vision import (
     attention,
     by_head,
     checked_activation,
+    checked_number,
     checked_size,
     inner_settings,
     joined_squares,
@@ -63,7 +64,6 @@ class InternVLVision(VisionModel):
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> InternVLVision:
         vision, text = (inner_settings(settings, key) for key in ("vision_config", "text_config"))
-        ratio = settings.get("downsample_ratio", 0.5)
         spec = cls(
             hidden_size=checked_size(vision, "hidden_size", 1024),
             intermediate_size=checked_size(vision, "intermediate_size", 4096),
@@ -71,13 +71,13 @@ class InternVLVision(VisionModel):
             num_heads=checked_size(vision, "num_attention_heads", 16),
             activation=checked_activation(vision, "hidden_act", "gelu"),
             norm=str(vision.get("norm_type", "layer_norm")),
-            norm_eps=float(vision.get("layer_norm_eps", 1e-6)),
+            norm_eps=checked_number(vision, "layer_norm_eps", 1e-6),
             bias=bool(vision.get("attention_bias", False)),
             qk_norm=bool(vision.get("use_qk_norm", False)),
             ends_in_norm=not vision.get("use_mean_pooling", True),
             side=_of_square(vision, "image_size", 448),
             patch=_of_square(vision, "patch_size", 14),
-            joined=int(1 / ratio) if isinstance(ratio, int | float) and 0 < ratio <= 1 else 0,
+            joined=int(1 / checked_number(settings, "downsample_ratio", 0.5)),
             projector_activation=checked_activation(settings, "projector_hidden_act", "gelu"),
             out_size=checked_size(text, "hidden_size", 4096),
         )

@@ -116,4 +116,4 @@ def _mixture(count: int, places: int) -> Floats:
     scale = places / count
     centers = (np.arange(count) + 0.5) * scale - 0.5
     shares = np.clip(1 - np.abs(np.arange(places) - centers[:, None]) / max(scale, 1), 0, None)
-    return (shares / shares.sum(1, keepdims=True)).astype(np.float32)
+    return np.asarray(shares / shares.sum(1, keepdims=True), np.float32)

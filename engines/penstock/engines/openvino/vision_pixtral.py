@@ -23,6 +23,7 @@ from penstock.engines.openvino.vision import (
     attention,
     by_head,
     checked_activation,
+    checked_number,
     checked_size,
     inner_settings,
     normalized,
@@ -64,7 +65,7 @@ class PixtralVision(VisionModel):
             raise UnsupportedError("config.json has an image encoder that is not Pixtral's, or takes some layers of it")
         if not merges and settings.get("vision_feature_select_strategy") != "full":
             raise UnsupportedError("config.json has an image encoder without its first patch")
-        rope = vision.get("rope_parameters") or vision
+        rope = inner_settings(vision, "rope_parameters") or vision
         hidden, heads = checked_size(vision, "hidden_size", 1024), checked_size(vision, "num_attention_heads", 16)
         if hidden % heads or hidden // heads % 4 or vision.get("num_channels", 3) != 3:
             raise UnsupportedError(UNEVEN)
@@ -74,10 +75,10 @@ class PixtralVision(VisionModel):
             num_layers=checked_size(vision, "num_hidden_layers", 24),
             num_heads=heads,
             activation=checked_activation(vision, "hidden_act", "gelu"),
-            theta=float(rope.get("rope_theta", 1e4)),
+            theta=checked_number(rope, "rope_theta", 1e4),
             patch=checked_size(vision, "patch_size", 16),
             joined=checked_size(settings, "spatial_merge_size", 2) if merges else 0,
-            merged_eps=float(text.get("rms_norm_eps", 1e-6)),
+            merged_eps=checked_number(text, "rms_norm_eps", 1e-6),
             projector_activation=checked_activation(settings, "projector_hidden_act", "gelu"),
             projector_bias=bool(settings.get("multimodal_projector_bias", not merges)),
             out_size=checked_size(text, "hidden_size", 4096),

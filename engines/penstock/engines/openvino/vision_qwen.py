@@ -165,7 +165,7 @@ class Qwen25Vision(QwenVision):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Vision(QwenVision):
-    architectures = ("Qwen3VLForConditionalGeneration",)
+    architectures = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
     names = _Names(("mlp.linear_fc1", "mlp.linear_fc2"), "norm", ("linear_fc1", "linear_fc2"))
     pixel_values = _HALVES
 

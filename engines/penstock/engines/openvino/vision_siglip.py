@@ -18,6 +18,7 @@ from penstock.engines.openvino.vision import (
     attention,
     by_head,
     checked_activation,
+    checked_number,
     checked_size,
     normalized,
 )
@@ -62,7 +63,7 @@ class Siglip:
             num_layers=checked_size(vision, "num_hidden_layers"),
             num_heads=checked_size(vision, "num_attention_heads"),
             activation=checked_activation(vision, "hidden_act", ""),
-            norm_eps=float(vision["layer_norm_eps"]),
+            norm_eps=checked_number(vision, "layer_norm_eps", 1e-6),
             side=checked_size(vision, "image_size"),
             patch=checked_size(vision, "patch_size"),
         )

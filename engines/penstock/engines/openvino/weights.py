@@ -150,7 +150,8 @@ class Weights:
     def _take(self, name: str, shape: tuple[int, ...], transposed: bool = False) -> Tensor:
         """`transposed`: as floats, the checkpoint has it as [in, out]; what is quantized has the usual order."""
         tensor = self._checkpoint[name]
-        turned = tensor if transposed and isinstance(tensor, StoredTensor) else None
+        is_usual = tensor.shape == shape != shape[::-1]  # as newer files have the experts of Qwen3-VL
+        turned = tensor if transposed and isinstance(tensor, StoredTensor) and not is_usual else None
         stored_shape = shape if turned is None else shape[::-1]
         if tensor.shape != stored_shape:
             raise UnsupportedError(f"tensor {name} has shape {tensor.shape}, config.json asks for {stored_shape}")

@@ -74,6 +74,8 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("granite-hybrid", {}),
         ("granite-hybrid", {"num_local_experts": 0, "mamba_n_groups": 2, "position_embedding_type": "rope"}),
         ("granite-hybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3}),
+        ("lfm3", {}),
+        ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False, "conv_bias": True, "attention_bias": True}),
         ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
     ],
 )
@@ -201,6 +203,14 @@ def test_settings_of_state_spaces_that_are_not_understood(changes: dict[str, Any
     assert list(parse_config(config | {"time_step_limit": [0.0, float("inf")]}).attention) == [1]
     with pytest.raises(UnsupportedError, match=message):
         parse_config(config | changes)
+
+
+def test_windows_of_lfm3() -> None:
+    config = SHAPE | {"architectures": ["Lfm3ForCausalLM"], "num_hidden_layers": 7, "sliding_window": 24}
+    spec = parse_config(config)
+    assert {n: layer.window for n, layer in spec.attention.items()} == {2: 0, 4: 24, 6: 0}
+    with pytest.raises(UnsupportedError, match="no sliding window is switched on"):
+        parse_config(config | {"sliding_window": None})
 
 
 def test_which_layers_have_attention() -> None:

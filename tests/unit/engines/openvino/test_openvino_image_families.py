@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from penstock.engines.errors import UnsupportedError
+from penstock.engines.openvino.image_encoder import vision_model
 from penstock.engines.openvino.runner import OpenVINORunner
 from support.engine import Driver
 from support.image_families import COUNT, SEEING_FAMILIES, Placed, SeeingFamily, words
@@ -50,3 +53,16 @@ def test_rows_and_tokens_are_those_of_transformers(seeing: Seeing) -> None:
         again = family.placed(words(11, 2), *[family.tiles(2, 3), family.tiles(9)], after=after)
         assert answer(driver, again) == family.reference(model, again)
         assert driver.cached[max(driver.cached)] >= runner.info.block_size
+
+
+@pytest.mark.parametrize("name", list(SEEING_FAMILIES))
+def test_encoders_that_make_no_sense_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    family = SEEING_FAMILIES[name]
+    config = family.write_settings(tmp_path).to_dict() | {"architectures": [family.model_class.__name__]}
+    vision, text = config["vision_config"], config["text_config"]
+    assert vision_model(config) is not None
+    broken: list[dict[str, Any]] = [{"vision_config": [1]}, {"text_config": text | {"hidden_size": "64"}}]
+    broken += [{"vision_config": vision | {key: {}}} for key in ("hidden_size", "patch_size", "hidden_act")]
+    for changed in broken:
+        with pytest.raises(UnsupportedError, match=r"^config\.json has "):
+            vision_model(config | changed)

@@ -61,6 +61,7 @@ def answers(runner: OpenVINORunner, asked: list[tuple[str, list[int]]], count: i
         ("glm4", ("k_proj", "gate_up_proj", "down_proj")),
         ("cohere2", LINEAR_LAYERS),
         ("granite-moe-shared", ("q_proj", "input_linear", "output_linear")),
+        ("gemma3n", ("q_proj", "down_proj", "linear_right", "per_layer_projection")),
         ("lfm2", ("in_proj", "out_proj", "w2")),
         ("qwen3.5", ("in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj", "q_proj")),
         ("qwen3-next", ("in_proj_qkvz", "in_proj_ba")),

@@ -23,7 +23,7 @@ _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 """The one size of Gemma 2, and of Gemma 3, that scales its queries by another number than head_dim."""
 _OLMO3 = "Olmo3ForCausalLM"
 _USUAL_PATTERN = 4
-"""Of OLMo 3, EXAONE 4 and Cohere 2: each fourth layer attends to all tokens."""
+"""Of OLMo 3, EXAONE 4, Cohere 2 and AFMoE: each fourth layer attends to all tokens."""
 
 
 def gemma2(settings: FileSettings, config: Config) -> Config:
@@ -180,12 +180,39 @@ def glm4moe(settings: FileSettings, config: Config) -> Config:
         "num_hidden_layers": max(config["num_hidden_layers"] - further, 0),
         "num_nextn_predict_layers": further,
         "use_qk_norm": settings.has("attn_q_norm.weight"),
-        "n_routed_experts": settings.count("expert_count"),
-        "num_experts_per_tok": settings.count("expert_used_count"),
+        **_experts_of_deepseek(settings),
+        "norm_topk_prob": settings.get("expert_weights_norm") is not False,
+    }
+
+
+def dots1(settings: FileSettings, config: Config) -> Config:
+    """The file does not say windows, which published models do not have."""
+    return {
+        **_experts_of_deepseek(settings),
+        "norm_topk_prob": bool(settings.get("expert_weights_norm")),
+        "use_sliding_window": False,
+    }
+
+
+def afmoe(settings: FileSettings, config: Config) -> Config:
+    """llama.cpp knows the scale of the embeddings, and which layers have windows."""
+    return {
+        **_experts(settings, "num_experts"),
+        "num_shared_experts": settings.count("expert_shared_count", 0),
+        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "num_dense_layers": settings.count("leading_dense_block_count", 0),
+        "route_scale": settings.number("expert_weights_scale", 1.0),
+        "global_attn_every_n_layers": _USUAL_PATTERN,
+        "mup_enabled": True,
+    }
+
+
+def _experts_of_deepseek(settings: FileSettings) -> Config:
+    return {
+        **_experts(settings, "n_routed_experts"),
         "n_shared_experts": settings.count("expert_shared_count", 0),
         "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
         "first_k_dense_replace": settings.count("leading_dense_block_count", 0),
-        "norm_topk_prob": settings.get("expert_weights_norm") is not False,
         "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
     }
 
@@ -229,6 +256,47 @@ def olmo(settings: FileSettings, config: Config) -> Config:
 
 def bloom(settings: FileSettings, config: Config) -> Config:
     return {"seq_length": config["max_position_embeddings"]}
+
+
+def lfm2(settings: FileSettings, config: Config) -> Config:
+    """Layers with a short convolution have no heads of keys."""
+    heads, layers = settings.get("attention.head_count_kv"), config["num_hidden_layers"]
+    heads = heads if isinstance(heads, list) else [heads] * layers
+    return {
+        "norm_eps": config["rms_norm_eps"],
+        "conv_L_cache": settings.count("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv" if number == 0 else "full_attention" for number in heads],
+    }
+
+
+def lfm2moe(settings: FileSettings, config: Config) -> Config:
+    return {
+        **lfm2(settings, config),
+        **_qwen(settings),
+        "num_dense_layers": settings.count("leading_dense_block_count"),
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in settings.tensors),
+        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
+    }
+
+
+def qwen35(settings: FileSettings, config: Config) -> Config:
+    heads, further = settings.count("ssm.time_step_rank"), settings.count("nextn_predict_layers", 0)
+    return {
+        "num_hidden_layers": max(config["num_hidden_layers"] - further, 0),
+        "num_nextn_predict_layers": further,
+        "full_attention_interval": settings.count("full_attention_interval", _USUAL_PATTERN),
+        "linear_conv_kernel_dim": settings.count("ssm.conv_kernel"),
+        "linear_key_head_dim": settings.count("ssm.state_size"),
+        "linear_num_key_heads": settings.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": settings.count("ssm.inner_size") // heads,
+    }
+
+
+def qwen35moe(settings: FileSettings, config: Config) -> Config:
+    shared = settings.rows_of("ffn_gate_shexp")
+    return {**qwen35(settings, config), **_qwen(settings), "shared_expert_intermediate_size": shared}
 
 
 def _qwen(settings: FileSettings) -> Config:
@@ -325,6 +393,44 @@ _MIXTRAL_EXPERTS = _of_experts(
 )
 _ROUTED = _named(_ATTENTION, _TWO_NORMS, _SHARED_EXPERT, {"ffn_gate_inp": "mlp.gate"})
 _LLAMA = Architecture("LlamaForCausalLM", pairs_interleaved=True)
+_LFM2_PARTS = _named(
+    _ATTENTION,
+    {
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        **{f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")},
+    },
+)
+_LFM2 = Architecture(
+    "Lfm2ForCausalLM",
+    _LFM2_PARTS,
+    norm="model.embedding_norm",
+    other_parts=MappingProxyType({"token_embd_norm": "model.embedding_norm"}),
+    settings=lfm2,
+)
+_DELTA_NETS = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_QWEN35 = Architecture(
+    "Qwen3_5ForCausalLM",
+    _named(_ATTENTION, _MLP, _NORMS_OF_SEED, _DELTA_NETS),
+    norms_plus_one=True,
+    settings=qwen35,
+)
 _FALCON = Architecture(
     "FalconForCausalLM",
     _named(_DENSE, {"attn_norm": "input_layernorm"}),
@@ -409,6 +515,50 @@ ARCHITECTURES = {
         _EXPERTS,
         settings=glm4moe,
     ),
+    "dots1": Architecture(
+        "Dots1ForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            _TWO_NORMS,
+            {"ffn_gate_inp": "mlp.gate", "exp_probs_b": "mlp.gate.e_score_correction_bias"},
+            _SHARED_EXPERTS,
+        ),
+        _EXPERTS,
+        settings=dots1,
+    ),
+    "afmoe": Architecture(
+        "AfmoeForCausalLM",
+        _named(
+            _ATTENTION,
+            _MLP,
+            {
+                "attn_gate": "self_attn.gate_proj",
+                "attn_norm": "input_layernorm",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_norm": "pre_mlp_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+                "ffn_gate_inp": "mlp.router.gate",
+                "exp_probs_b": "mlp.expert_bias",
+            },
+            _SHARED_EXPERTS,
+        ),
+        _EXPERTS,
+        settings=afmoe,
+    ),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM",
+        _named(
+            _ATTENTION,
+            _TWO_NORMS,
+            {
+                "ffn_gate_inp": "block_sparse_moe.gate",
+                "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+            },
+        ),
+        _MIXTRAL_EXPERTS,
+        settings=mixtral,
+    ),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", settings=ernie4_5),
     "ernie4_5-moe": Architecture(
         "Ernie4_5_MoeForCausalLM",
@@ -488,6 +638,26 @@ ARCHITECTURES = {
         other_parts=MappingProxyType({"position_embd": "transformer.wpe"}),
         eps_key="layer_norm_epsilon",
         settings=gpt2,
+    ),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(
+        _QWEN35,
+        hugging_face="Qwen3_5MoeForCausalLM",
+        block_parts=_named(_ROUTED, _NORMS_OF_SEED, _DELTA_NETS),
+        expert_parts=_EXPERTS,
+        settings=qwen35moe,
+    ),
+    "lfm2": _LFM2,
+    "lfm2moe": replace(
+        _LFM2,
+        hugging_face="Lfm2MoeForCausalLM",
+        block_parts=_named(
+            _LFM2_PARTS, {"ffn_gate_inp": "feed_forward.gate", "exp_probs_b": "feed_forward.expert_bias"}
+        ),
+        expert_parts=_of_experts(
+            {part: f"feed_forward.experts.{{}}.{name}" for part, name in zip(_MLP, ("w1", "w3", "w2"), strict=True)}
+        ),
+        settings=lfm2moe,
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",

@@ -175,8 +175,11 @@ class FileSettings:
     def get(self, name: str) -> Any:
         return self._metadata.get(self._prefix + name)
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, *, some_zero: bool = False) -> int:
+        """`some_zero`: a list may have a 0 for layers without what is counted."""
         value = self.get(name)
+        if some_zero and isinstance(value, list):
+            value = [number for number in value if number != 0]
         if value is None and default is not None:
             return default
         if isinstance(value, list) and len(set(map(str, value))) == 1:

@@ -57,7 +57,7 @@ def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) 
         "intermediate_size": settings.count("feed_forward_length", settings.get("expert_feed_forward_length")),
         "num_hidden_layers": settings.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": settings.count("attention.head_count_kv", heads),
+        "num_key_value_heads": settings.count("attention.head_count_kv", heads, some_zero=True),
         "head_dim": head_dim,
         architecture.eps_key: settings.number(architecture.eps),
         "max_position_embeddings": settings.count("context_length"),

@@ -22,7 +22,10 @@ from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 _FLOATS = ("F32", "F16", "BF16")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _FUSED, _SEPARATE = "attn_qkv", ("attn_q", "attn_k", "attn_v")
-_PARAMETERS = ("self_attn.sinks.weight", "e_score_correction_bias.bias")
+_PARAMETERS = (
+    *("self_attn.sinks.weight", "e_score_correction_bias.bias", "feed_forward.expert_bias.bias"),
+    *("mlp.expert_bias.bias", "linear_attn.A_log.weight", "linear_attn.dt_bias.bias"),
+)
 """Which Hugging Face calls parameters of their own."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of rotary embedding are divided by: settings, that llama.cpp writes as a tensor."""
@@ -85,6 +88,8 @@ def _parts(
     """What a tensor is in a checkpoint of Hugging Face: mostly one, under another name."""
     match = _BLOCK.fullmatch(name)
     part, _, kind = (match[2] if match else name).rpartition(".")
+    if not part:
+        part, kind = kind, "weight"
     if match is None:
         whole = {"token_embd": architecture.embedding, "output_norm": architecture.norm, "output": architecture.head}
         whole |= architecture.other_parts
@@ -134,18 +139,23 @@ def _tensor(
         if len(order) != len(rows):
             raise EngineError(f"tensor {name} has shape {shape}, which does not match {len(order)} rows")
     if blocks.dtype == "MXFP4" and len(shape) == 2:
-        stored = StoredTensor("U8", rows.shape, rows.reshape(-1))
-        return Mxfp4Tensor((shape[0], shape[1]), Mxfp4Blocks(rows, order), (stored,))
+        whole = StoredTensor("U8", rows.shape, rows.reshape(-1))
+        return Mxfp4Tensor((shape[0], shape[1]), Mxfp4Blocks(rows, order), (whole,))
     if blocks.dtype not in _FLOATS:
         return BlockTensor(blocks.dtype, shape, rows, order)
     if order is not None:
         rows = rows[order]
     if part.endswith("shared_expert_gate") and len(shape) == 1:
         shape = (1, *shape)
-    if architecture.norms_plus_one and name.endswith("norm.weight"):
-        values = StoredTensor(blocks.dtype, shape, rows.reshape(-1)).f32() - np.float32(1)
-        return StoredTensor("F32", shape, values.view(np.uint8))
-    return StoredTensor(blocks.dtype, shape, rows.reshape(-1))
+    if part.endswith((".conv.conv", ".linear_attn.conv1d")) and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
+    stored = StoredTensor(blocks.dtype, shape, rows.reshape(-1))
+    if part.endswith(".A_log"):  # the file has what it stands for
+        with np.errstate(all="ignore"):
+            return StoredTensor("F32", shape, np.log(-stored.f32()).view(np.uint8))
+    if architecture.norms_plus_one and name.endswith("norm.weight") and not part.endswith(".linear_attn.norm"):
+        return StoredTensor("F32", shape, (stored.f32() - np.float32(1)).view(np.uint8))
+    return stored
 
 
 def _by_row(name: str, blocks: StoredBlocks) -> npt.NDArray[np.uint8]:

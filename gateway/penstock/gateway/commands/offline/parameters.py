@@ -29,7 +29,7 @@ _CHAT = frozenset(
     | {"thinking_token_budget", "tool_choice", "tools", "verbosity"}
 )
 _PICTURES = ("image", "image_pil", "image_url")
-_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"})
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _EMBED = frozenset({"add_special_tokens", "dimensions", "normalize", "prompt_name", "truncate_prompt_tokens"})
 
 

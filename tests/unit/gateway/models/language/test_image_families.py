@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -137,3 +138,19 @@ async def test_pixels_and_tokens_are_those_of_transformers(name: str, tmp_path: 
     np.testing.assert_allclose(pixels / 255 * 2 - 1, values, atol=1e-5 + 2 / 255 * (name == "lfm2-vl"))
     places = [place for image in inputs for start, count in image.spans for place in range(start, start + count)]
     assert places == [place for place, token in enumerate(tokens) if token == 259]
+
+
+@pytest.mark.parametrize("name", list(PROCESSORS))
+def test_a_model_whose_files_make_no_sense_reads_text_only(name: str, tmp_path: Path) -> None:
+    family = SEEING_FAMILIES[name]
+    config = family.write_settings(tmp_path).to_dict() | {"architectures": [family.model_class.__name__]}
+    vision, tokenizer = config["vision_config"], Tokenizer(tmp_path)
+    assert image_reader(tmp_path, tokenizer) is not None
+    size = "image_size" if name == "gemma3" else "patch_size"
+    for broken in ([], vision | {size: 0}, vision | {size: {}}):
+        changed = {"vision_config": broken}
+        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        assert image_reader(tmp_path, tokenizer) is None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(family.processor | {"image_mean": [0.1] * 3}))
+    assert image_reader(tmp_path, tokenizer) is None

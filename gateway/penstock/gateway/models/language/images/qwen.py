@@ -105,6 +105,7 @@ class Qwen3Images(QwenImages):
 
     architectures = (
         "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     )

@@ -190,7 +190,7 @@ def image_reader(folder: Path, tokenizer: Tokenizer) -> ImageReader | None:
     if find_spec("PIL") is not None:
         try:
             return _reader(folder, family, settings, tokenizer)
-        except (KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             obstacle = f"its files do not say how as they should: {error}"
     logger.warning("%s could read images, and reads text only: %s", folder.name, obstacle)
     return None

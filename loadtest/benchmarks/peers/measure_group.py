@@ -35,9 +35,9 @@ def room_for(table: str, settings: PeersSettings) -> int:
     return max(SEQUENCE if table == "generation" else 2 * SEQUENCE, 1 << (prompt + settings.output_tokens).bit_length())
 
 
-_TRIALS, _TRIAL_TOKENS = 4, 16
-"""Requests before the first run of a language model, and tokens of their answers: they warm up, and are counted. Long
-answers would take minutes of the slowest servers."""
+_TRIALS, _TRIAL_PROMPT, _TRIAL_TOKENS = 4, 128, 16
+"""Requests before the first run of a language model, and tokens of their prompts and answers: they warm up, and are
+counted. Long ones would take minutes of the slowest servers."""
 
 
 class GroupMeasurement:
@@ -172,7 +172,11 @@ class GroupMeasurement:
         kind = (name, case.model, case.protocol, case.sampled)
         if kind in self._tried:
             return
-        short = msgspec.structs.replace(settings, output_tokens=min(_TRIAL_TOKENS, settings.output_tokens))
+        short = msgspec.structs.replace(
+            settings,
+            prompt_tokens=min(_TRIAL_PROMPT, settings.prompt_tokens),
+            output_tokens=min(_TRIAL_TOKENS, settings.output_tokens),
+        )
         if isinstance(server, InProcess):
             _same_tokens(server.try_out(short, _TRIALS), _TRIALS * short.output_tokens)
         elif case.table == "tensors":

@@ -150,15 +150,15 @@ def convert(peers_folder: PeersFolder, peer: str, model: str, weights: str = "na
         path = peers_folder.converted(model, openvino_form(weights))
         _convert(path, lambda part: _to_openvino(peers_folder, model, weights, part, log))
     elif peer == "llamacpp":
-        whole = peers_folder.converted(model, "gguf")
-        _convert(whole, lambda part: _to_gguf(peers_folder, model, part, log))
+        whole, path = (peers_folder.converted(model, gguf_form(form)) for form in ("native", weights))
+        if not path.exists():
+            _convert(whole, lambda part: _to_gguf(peers_folder, model, part, log))
         if SHAPES[model].vision is not None:
             encoder = peers_folder.converted(model, MMPROJ)
             _convert(encoder, lambda part: _to_gguf(peers_folder, model, part, log, "--mmproj"))
         if weights != "native":
             smaller = [peers_folder.llama_server.with_name("llama-quantize"), whole]
-            path, kind = peers_folder.converted(model, gguf_form(weights)), QUANTIZED[peer][weights]
-            _convert(path, lambda part: run([*smaller, part, kind], log))
+            _convert(path, lambda part: run([*smaller, part, QUANTIZED[peer][weights]], log))
     elif peer == "vllm" and weights == "int8":
         make_model(peers_folder, model, peers_folder.converted(model, W8A8), w8a8=True)
 

@@ -62,6 +62,7 @@ class RecurrentLayers:
 
     def _delta_net(self, x: Node, n: int, layer: GatedDelta) -> Node:
         hidden, heads, names = self._spec.hidden_size, layer.value_heads, layer.names
+        key_heads = heads if layer.tiled else layer.key_heads
         prefix = f"{self._spec.names.layers}.{n}.{self._spec.names.delta_net}."
         qkv, gate, beta, step = self._operands(x, prefix, layer)
         qkv = self._folded(qkv, n, prefix, sum(layer.sizes), layer.kernel, names.convolutions)
@@ -72,7 +73,7 @@ class RecurrentLayers:
         v = ops.reshape(v, i64([0, heads, layer.value_dim]), True)
         decay, _ = self._decay(step, prefix, heads)
         strength = scaled(ops.sigmoid(beta), layer.strength)
-        sizes = layer.key_heads, heads, layer.key_dim, layer.value_dim
+        sizes = key_heads, heads, layer.key_dim, layer.value_dim
         y = self._delta_rule(n, (q, k, v), decay, strength, sizes)
         y = rms(y, layer.norm_eps or self._spec.norm_eps)
         y = ops.multiply(y, self._weights.vector(f"{prefix}{names.norm}.weight", layer.value_dim))

@@ -75,7 +75,13 @@ WAITING = ("differential", "exchanges", "flow", "protocol")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files, some wait while others compute, to the end."""
+    """Families that differ in little from others are for EVERY_FAMILY=1. Where several processes share the files, some
+    wait while others compute, to the end."""
+    if not os.environ.get("EVERY_FAMILY"):
+        skipped = pytest.mark.skip(reason="a family much like others: EVERY_FAMILY=1")
+        for item in items:
+            if _is_like_others(item):
+                item.add_marker(skipped)
     if not hasattr(config, "workerinput"):
         return
     here = Path(__file__).parent
@@ -85,6 +91,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         alike = [path for path, waits in files.items() if waits is kind]
         places |= {path: number / len(alike) for number, path in enumerate(alike)}
     items.sort(key=lambda item: places[item.path])
+
+
+def _is_like_others(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("families")
+    if marker is None or not isinstance(item, pytest.Function):
+        return False
+    return not any(isinstance(value, str) and value in marker.args for value in item.callspec.params.values())
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ To put another engine under the suite, add a `Candidate` here: how to load its r
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -307,12 +308,19 @@ VARIANTS = {
 """They differ from another candidate in the model alone: only tests marked `every_family` run on them. (vllm-qwen2 is
 the one with adapters, openvino-gemma3 the one with several groups, openvino-lfm2 the one with recurrent layers.)"""
 
+ALWAYS = {"openvino-smolvlm", "torch-qwen3.5", "torch-gemma3"}
+"""Of VARIANTS. The others run where EVERY_FAMILY=1, and those of vLLM where vLLM is."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "candidate" in metafunc.fixturenames:
         every = metafunc.definition.get_closest_marker("every_family") is not None
-        names = [name for name in CANDIDATES if every or name not in VARIANTS]
+        names = [name for name in CANDIDATES if name not in VARIANTS or (every and _is_tried(name))]
         metafunc.parametrize("candidate", names, indirect=True, scope="session")
+
+
+def _is_tried(variant: str) -> bool:
+    return variant in ALWAYS or bool(os.environ.get("EVERY_FAMILY")) or variant.startswith("vllm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

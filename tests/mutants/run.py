@@ -116,7 +116,7 @@ def _write(path: Path, source: str) -> None:
 
 def _run_tests(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     paths = [str(copy / name) for name in (*_SOURCES, "tests")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "EVERY_FAMILY": "1"}
     command = [sys.executable, "-m", "pytest", *_PYTEST, *(f"tests/{test}" for test in tests)]
     return subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False

@@ -52,6 +52,7 @@ class ScriptedGeneration(Generation):
             [ord(char) % 100 for char in each] if isinstance(each, str) else each for each in request.prompts
         ]
         self.prompt_logprobs: list[list[TokenLogprob | None]] | None = None
+        self.has_images = False
         self.usage = Usage(prompt_tokens=sum(map(len, self.prompt_token_ids)), cached_tokens=1)
         self._copies = 1
         self._tokens_of = [0] * (len(request.prompts) * request.n)

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.families import parse_config
 from support.models import (
-    OTHER_FAMILIES,
     SHAPE,
     edit_config,
     load_reference,
@@ -20,6 +19,7 @@ from support.models import (
     reference_answers,
     reference_tokens,
 )
+from support.other_families import OTHER_FAMILIES
 from support.runner import Driver, prompt
 
 FILE = "model.safetensors"
@@ -51,6 +51,29 @@ DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
 GROWING = DEFAULT | {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 1.0}
 
 
+@pytest.mark.families(
+    "granite",
+    "smollm3",
+    "olmo3",
+    "gemma2",
+    "gemma4",
+    "gemma3n",
+    "phi3",
+    "qwen3-moe",
+    "gpt-oss",
+    "llama4",
+    "ministral3",
+    "cohere2",
+    "glm4-moe",
+    "deepseek-v2",
+    "deepseek-v3",
+    "minicpm3",
+    "mimo-v2",
+    "afmoe",
+    "falcon",
+    "gpt2",
+    "granite-moe",
+)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -218,6 +241,7 @@ def test_stretched_contexts(rope: dict[str, Any], tmp_path: Path, make_runner: A
     assert found == reference_answers(load_reference(tmp_path), prompts, COUNT, found)
 
 
+@pytest.mark.families("gemma2", "gemma4", "qwen3-moe", "gpt-oss", "deepseek-v3", "phi3", "falcon", "llama4")
 @pytest.mark.parametrize("family", [family for family in OTHER_FAMILIES if family not in SAME_MATRICES])
 def test_quantized_weights(family: str, tmp_path: Path, make_runner: Any) -> None:
     """Wide enough for 4 bits; in 8 are the embeddings, the head and what hurts most."""

@@ -74,6 +74,19 @@ MINISTRAL3 = {
 LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_max_position_embeddings": 128}
 
 
+@pytest.mark.families(
+    "granite",
+    "gemma2",
+    "phi3",
+    "qwen3-moe",
+    "gpt-oss",
+    "lfm2",
+    "qwen3.5",
+    "falcon",
+    "gpt2",
+    "minimax-m2",
+    "ernie4.5-moe",
+)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [

@@ -110,6 +110,7 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         state_interval(48, 1, 1, 32)
 
 
+@pytest.mark.families("lfm2-moe", "qwen3.5", "granite-hybrid")
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [

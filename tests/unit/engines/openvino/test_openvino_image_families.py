@@ -32,6 +32,7 @@ def answer(driver: Driver, placed: Placed, **fields: Any) -> list[int]:
     return driver.tokens[request]
 
 
+@pytest.mark.families("gemma3", "pixtral", "lfm2-vl")
 def test_rows_and_tokens_are_those_of_transformers(seeing: Seeing) -> None:
     """In steps that are shorter than images, beside a text and each other, and with blocks of the prefix cache that end
     inside of one."""

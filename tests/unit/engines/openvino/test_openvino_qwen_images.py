@@ -48,6 +48,7 @@ def reference_rows(model: Any, family: str, *pictures: np.ndarray[Any, Any]) -> 
     return torch.cat([out.pooler_output, *(getattr(out, "deepstack_features", None) or [])], 1).numpy()  # type: ignore[no-any-return]
 
 
+@pytest.mark.families("qwen2.5-vl", "qwen3.5")
 def test_rows_and_tokens_are_those_of_transformers(seeing: Any, make_runner: Any) -> None:
     """Prompts in chunks that cut pictures in two, beside a text and each other; one of them ends with a picture."""
     family, folder, model = seeing

@@ -33,7 +33,6 @@ from penstock.engines.errors import UnsupportedError
 from support.engine import Driver as EngineDriver
 from support.models import (
     FAMILIES,
-    OTHER_FAMILIES,
     SHAPE,
     edit_config,
     make_adapter,
@@ -42,6 +41,7 @@ from support.models import (
     reference_tokens,
     spread,
 )
+from support.other_families import OTHER_FAMILIES
 from support.runner import Driver, prompt
 
 COUNT = 12

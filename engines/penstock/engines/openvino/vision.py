@@ -15,11 +15,13 @@ from penstock.engines.contract.model_info import ImageGrid
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_inputs import ImageInputs
 from penstock.engines.openvino.decoder_spec import Activation
-from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64
+from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64, parts, rms
 from penstock.engines.openvino.weights import Weights
 
 HALVES = (0.5,) * 3
 """Mean and deviation of pixels with most encoders."""
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""The same with those that take CLIP's."""
 UNEVEN = "config.json has an image encoder whose tiles, patches or heads do not divide evenly"
 _MOST = 1 << 20
 """Larger sizes in config.json are mistakes."""
@@ -119,9 +121,7 @@ class VisionGraph:
 
     def rms_norm(self, x: Node, name: str, size: int, eps: float, *, plus: float = 0.0) -> Node:
         """`plus` is added to its weights."""
-        variance = ops.reduce_mean(ops.multiply(x, x), i64([-1]), True)
-        x = ops.divide(x, ops.sqrt(ops.add(variance, f32(eps))))
-        return ops.multiply(x, self.weights.vector(name + ".weight", size, plus=plus))
+        return ops.multiply(rms(x, eps), self.weights.vector(name + ".weight", size, plus=plus))
 
 
 def normalized(tile: Node, mean: Sequence[float], deviation: Sequence[float]) -> Node:
@@ -131,14 +131,23 @@ def normalized(tile: Node, mean: Sequence[float], deviation: Sequence[float]) ->
     return ops.transpose(values, i64([0, 3, 1, 2]))
 
 
-def by_head(x: Node, heads: int, size: int) -> Node:
-    """[patches, heads * size] to [1, heads, patches, size]."""
-    return ops.transpose(ops.reshape(x, i64([1, -1, heads, size]), False), i64([0, 2, 1, 3]))
+def rotated(x: Node, cos: Node, sin: Node, size: int) -> Node:
+    """x [..., size], whose two halves turn together."""
+    first, second = parts(x, (size // 2, size // 2), -1)
+    return ops.add(ops.multiply(x, cos), ops.multiply(ops.concat([ops.negative(second), first], -1), sin))
 
 
-def attention(q: Node, k: Node, v: Node, size: int) -> Node:
-    """All patches attend to all: [1, heads, patches, size of a head] to [patches, size]."""
-    y = ops.scaled_dot_product_attention(q, k, v)
+def by_head(x: Node, heads: int, size: int, window: int = 0) -> Node:
+    """[patches, heads * size] to [1, heads, patches, size]. `window`: to [windows, heads, window, size], if they have
+    so many patches each."""
+    shape = [-1, window, heads, size] if window else [1, -1, heads, size]
+    return ops.transpose(ops.reshape(x, i64(shape), False), i64([0, 2, 1, 3]))
+
+
+def attention(q: Node, k: Node, v: Node, size: int, *mask: Node) -> Node:
+    """All patches attend to all, or to those of their window: [windows, heads, window, size of a head] to
+    [patches, size]. `mask` is added to scores."""
+    y = ops.scaled_dot_product_attention(q, k, v, *mask)
     return ops.reshape(ops.transpose(y, i64([0, 2, 1, 3])), i64([-1, size]), False)
 
 

@@ -17,6 +17,7 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import Activation
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, i64, parts
 from penstock.engines.openvino.vision import (
+    CLIP,
     UNEVEN,
     VisionGraph,
     VisionModel,
@@ -27,10 +28,10 @@ from penstock.engines.openvino.vision import (
     checked_size,
     inner_settings,
     normalized,
+    rotated,
 )
 from penstock.engines.openvino.weights import Weights
 
-_MEAN, _DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _EPS = 1e-5
 """Of the encoder's norms."""
 
@@ -130,7 +131,7 @@ class _PixtralGraph(VisionGraph):
     def encoded(self, tile: Node) -> tuple[Node, Node, Node]:
         """[patches, hidden size], and [1], how many rows and columns of them there are."""
         spec, prefix, size = self._spec, "vision_tower.", self._spec.hidden_size
-        x = self.patches(normalized(tile, _MEAN, _DEVIATION), prefix + "patch_conv", size, spec.patch)
+        x = self.patches(normalized(tile, *CLIP), prefix + "patch_conv", size, spec.patch)
         rows, columns = parts(ops.shape_of(x), (1, 1, 1, 1), 0)[2:]
         x = ops.transpose(ops.reshape(x, i64([size, -1]), False), i64([1, 0]))
         x = self.rms_norm(x, prefix + "ln_pre", size, _EPS)
@@ -152,7 +153,5 @@ class _PixtralGraph(VisionGraph):
         return ops.add(x, self.linear(y, prefix + "down_proj", size, inner, bias=False))
 
     def _turned(self, x: Node) -> Node:
-        d = self._spec.hidden_size // self._spec.num_heads
-        first, second = parts(x, (d // 2, d // 2), 3)
         cos, sin = self._turns
-        return ops.add(ops.multiply(x, cos), ops.multiply(ops.concat([ops.negative(second), first], 3), sin))
+        return rotated(x, cos, sin, self._spec.hidden_size // self._spec.num_heads)

@@ -22,7 +22,17 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.model_settings import text_settings
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.graph_nodes import ACTIVATIONS, Node, f32, i64, parts
-from penstock.engines.openvino.vision import VisionModel, checked_size, inner_settings
+from penstock.engines.openvino.vision import (
+    CLIP,
+    HALVES,
+    VisionGraph,
+    VisionModel,
+    attention,
+    by_head,
+    checked_size,
+    inner_settings,
+    rotated,
+)
 from penstock.engines.openvino.weights import Weights
 
 _PREFIX = "visual."
@@ -30,8 +40,6 @@ _EPS = 1e-6
 _THETA = 10000.0
 _FRAMES = 2
 """That a patch has; of a picture, all are the same."""
-_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_HALVES = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _FAR = float(np.finfo(np.float32).min)
 
 Values = npt.NDArray[np.float32]
@@ -54,7 +62,7 @@ class QwenVision(VisionModel):
     prefixes = (_PREFIX,)
     names = _Names(("mlp.fc1", "mlp.fc2"), "ln_q", ("mlp.0", "mlp.2"))
     has_grid_positions = True
-    pixel_values = _CLIP
+    pixel_values = CLIP
     """Mean and deviation of each colour, of values from 0 to 1."""
 
     hidden_size: int
@@ -167,7 +175,7 @@ class Qwen25Vision(QwenVision):
 class Qwen3Vision(QwenVision):
     architectures = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
     names = _Names(("mlp.linear_fc1", "mlp.linear_fc2"), "norm", ("linear_fc1", "linear_fc2"))
-    pixel_values = _HALVES
+    pixel_values = HALVES, HALVES
 
     @classmethod
     def _fields(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,10 +253,10 @@ def _activated(x: Node, activation: str) -> Node:
     return ACTIVATIONS[activation](x)
 
 
-class _Graph:
+class _Graph(VisionGraph):
     def __init__(self, spec: QwenVision, weights: Weights) -> None:
+        super().__init__(weights)
         self._spec = spec
-        self._weights = weights
         self._head_dim = spec.hidden_size // spec.num_heads
         self._is_rms = isinstance(spec, Qwen25Vision)
         self._tile = ops.parameter([-1, 3 * spec.patch**2], np.uint8)
@@ -281,13 +289,13 @@ class _Graph:
         x = ops.multiply(ops.convert(self._tile, "f32"), f32(1 / (255 * deviation)))
         x = ops.subtract(x, f32(mean / deviation))
         name = _PREFIX + "patch_embed.proj"
-        kernel = self._weights.table(name + ".weight", (spec.hidden_size, 3, _FRAMES, spec.patch, spec.patch))
+        kernel = self.weights.table(name + ".weight", (spec.hidden_size, 3, _FRAMES, spec.patch, spec.patch))
         kernel = ops.reshape(ops.reduce_sum(kernel, i64([2]), False), i64([spec.hidden_size, -1]), False)
         x = ops.matmul(x, kernel, False, True)
         if not self._places:
             return x
-        x = ops.add(x, self._weights.vector(name + ".bias", spec.hidden_size))
-        table = self._weights.table(_PREFIX + "pos_embed.weight", (spec.positions**2, spec.hidden_size))
+        x = ops.add(x, self.weights.vector(name + ".bias", spec.hidden_size))
+        table = self.weights.table(_PREFIX + "pos_embed.weight", (spec.positions**2, spec.hidden_size))
         four = ops.multiply(ops.gather(table, self._places[0], i64(0)), self._places[1])
         return ops.add(x, ops.reduce_sum(four, i64([1]), False))
 
@@ -296,40 +304,24 @@ class _Graph:
         x = ops.add(x, self._attention(self._norm(x, prefix + "norm1"), n, prefix + "attn."))
         y = self._norm(x, prefix + "norm2")
         *first, last = spec.names.mlp
-        inner = [self._linear(y, prefix + name, spec.intermediate_size, spec.hidden_size) for name in first]
+        inner = [self.linear(y, prefix + name, spec.intermediate_size, spec.hidden_size) for name in first]
         y = _activated(inner[0], spec.activation)
         y = ops.multiply(y, inner[1]) if len(inner) > 1 else y
-        return ops.add(x, self._linear(y, prefix + last, spec.hidden_size, spec.intermediate_size))
+        return ops.add(x, self.linear(y, prefix + last, spec.hidden_size, spec.intermediate_size))
 
     def _attention(self, x: Node, n: int, prefix: str) -> Node:
         hidden, heads, d = self._spec.hidden_size, self._spec.num_heads, self._head_dim
-        qkv = parts(self._linear(x, prefix + "qkv", 3 * hidden, hidden), (hidden,) * 3, 1)
+        qkv = parts(self.linear(x, prefix + "qkv", 3 * hidden, hidden), (hidden,) * 3, 1)
         q, k, v = (ops.reshape(one, i64([-1, heads, d]), False) for one in qkv)
-        q, k = self._turned(q), self._turned(k)
+        q, k = (rotated(one, self._cos, self._sin, d) for one in (q, k))
         if not self._windows or n in self._spec.attends_to_all:
-            y = ops.scaled_dot_product_attention(*(self._by_head(one, -1) for one in (q, k, v)))
-            return self._linear(self._by_patch(y), prefix + "proj", hidden, hidden)
+            q, k, v = (by_head(one, heads, d) for one in (q, k, v))
+            return self.linear(attention(q, k, v, hidden), prefix + "proj", hidden, hidden)
         members, mask, back = self._windows
         slots = (self._spec.window * self._spec.joined) ** 2
-        inside = (self._by_head(ops.gather(one, members, i64(0)), slots) for one in (q, k, v))
-        y = self._by_patch(ops.scaled_dot_product_attention(*inside, mask))
-        return self._linear(ops.gather(y, back, i64(0)), prefix + "proj", hidden, hidden)
-
-    def _turned(self, x: Node) -> Node:
-        """[P, heads, head size]"""
-        half = self._head_dim // 2
-        first, second = parts(x, (half, half), 2)
-        turned = ops.concat([ops.negative(second), first], -1)
-        return ops.add(ops.multiply(x, self._cos), ops.multiply(turned, self._sin))
-
-    def _by_head(self, x: Node, count: int) -> Node:
-        """[P, heads, head size] to [P / count, heads, count, head size]; -1: to [1, heads, P, head size]."""
-        heads, d = self._spec.num_heads, self._head_dim
-        x = ops.reshape(x, i64([1, -1, heads, d] if count < 0 else [-1, count, heads, d]), False)
-        return ops.transpose(x, i64([0, 2, 1, 3]))
-
-    def _by_patch(self, x: Node) -> Node:
-        return ops.reshape(ops.transpose(x, i64([0, 2, 1, 3])), i64([-1, self._spec.hidden_size]), False)
+        q, k, v = (by_head(ops.gather(one, members, i64(0)), heads, d, slots) for one in (q, k, v))
+        y = ops.gather(attention(q, k, v, hidden, mask), back, i64(0))
+        return self.linear(y, prefix + "proj", hidden, hidden)
 
     def _merged(self, x: Node) -> Node:
         prefix, wide = _PREFIX + "merger.", self._spec.hidden_size * self._spec.joined**2
@@ -345,19 +337,10 @@ class _Graph:
         """[tokens, width of the decoder]"""
         wide = self._spec.hidden_size * self._spec.joined**2
         first, second = self._spec.names.merger
-        y = ops.gelu(self._linear(x, prefix + first, wide, wide), "erf")
-        return self._linear(y, prefix + second, self._spec.out_size, wide)
+        y = ops.gelu(self.linear(x, prefix + first, wide, wide), "erf")
+        return self.linear(y, prefix + second, self._spec.out_size, wide)
 
     def _norm(self, x: Node, name: str, size: int = 0) -> Node:
         """`size` 0: that of a patch."""
-        size = size or self._spec.hidden_size
-        weight = self._weights.vector(name + ".weight", size)
-        if self._is_rms:
-            variance = ops.reduce_mean(ops.power(x, f32(2.0)), i64([-1]), True)
-            return ops.multiply(ops.divide(x, ops.sqrt(ops.add(variance, f32(_EPS)))), weight)
-        y = ops.mvn(x, i64([-1]), True, _EPS, "inside_sqrt")
-        return ops.add(ops.multiply(y, weight), self._weights.vector(name + ".bias", size))
-
-    def _linear(self, x: Node, name: str, out: int, inner: int) -> Node:
-        y = self._weights.project(x, name + ".weight", (out, inner))
-        return ops.add(y, self._weights.vector(name + ".bias", out))
+        norm = self.rms_norm if self._is_rms else self.layer_norm
+        return norm(x, name, size or self._spec.hidden_size, _EPS)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 FILTERS = range(6)
 """Pillow's numbers of what may be named `resample`."""
 _HALVES = (0.5, 0.5, 0.5)
+CLIP_VALUES = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""Mean and deviation of pixels with encoders that take CLIP's."""
 
 
 class RefusedImageError(Exception):

@@ -6,7 +6,7 @@ Source of the rules: `transformers`' Idefics3Processor and SmolVLMProcessor, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from penstock.gateway.models.language.images.family import (
     check_values,
     resample_of,
 )
+from penstock.gateway.models.language.images.tiling import tiles_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -64,8 +65,7 @@ class Idefics3Images(ImageFamily):
         if width <= self.side and height <= self.side:
             return Tiles([picture])
         rows, columns = height // self.side, width // self.side
-        tiles = [picture.crop(box) for box in _boxes(rows, columns, self.side)]
-        return Tiles([*tiles, picture.resize(whole, filter_)], rows, columns)
+        return Tiles([*tiles_of(picture, self.side), picture.resize(whole, filter_)], rows, columns)
 
     def text(self, image: PreparedImage) -> str:
         tile = _IMAGE * self.tokens(image.tiles[0])
@@ -113,9 +113,3 @@ def _in_tiles(width: int, height: int, side: int) -> tuple[int, int]:
 
 def _filled(length: int, side: int) -> int:
     return math.ceil(length / side) * side
-
-
-def _boxes(rows: int, columns: int, side: int) -> Iterator[tuple[int, int, int, int]]:
-    for row in range(rows):
-        for column in range(columns):
-            yield column * side, row * side, (column + 1) * side, (row + 1) * side

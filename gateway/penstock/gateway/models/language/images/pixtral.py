@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.models.language.images.family import (
+    CLIP_VALUES,
     ImageFamily,
     PreparedImage,
     RefusedImageError,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 _TOKEN, _BREAK, _END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
-_MEAN, _DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _BICUBIC = 3
 _LARGEST = 4096
 """Pixels of a side: no published model is shown so many."""
@@ -43,7 +43,7 @@ class PixtralImages(ImageFamily):
         vision = settings["vision_config"]
         if vision.get("model_type") != "pixtral":
             raise ValueError(f"the encoder is of the type {vision.get('model_type')}")
-        check_values(processor, _MEAN, _DEVIATION)
+        check_values(processor, *CLIP_VALUES)
         merges = "Mistral3ForConditionalGeneration" in settings["architectures"]
         cell = int(vision["patch_size"]) * (int(settings.get("spatial_merge_size", 2)) if merges else 1)
         longest = int(processor["size"]["longest_edge"])

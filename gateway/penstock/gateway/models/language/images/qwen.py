@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.gateway.models.language.images.family import (
+    CLIP_VALUES,
     ImageFamily,
     PreparedImage,
     RefusedImageError,
@@ -24,7 +25,6 @@ from penstock.gateway.models.language.images.family import (
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _BICUBIC = 3
 _LEAST, _MOST = 56 * 56, 28 * 28 * 1280
 _COARSE = 512 * 512
@@ -61,7 +61,7 @@ class QwenImages(ImageFamily):
 
     @classmethod
     def _check_values(cls, processor: Mapping[str, Any]) -> None:
-        check_values(processor, *_CLIP)
+        check_values(processor, *CLIP_VALUES)
 
     @classmethod
     def _usual_patch(cls) -> int:

@@ -1,4 +1,4 @@
-"""Grids of square tiles whose shape is near that of a picture, as LFM2-VL and InternVL cut them.
+"""Square tiles of a picture, and the grids of tiles whose shape is near the picture's.
 
 Source of the rules: `transformers`' image processors of LFM2-VL and GOT-OCR 2.
 """
@@ -34,7 +34,11 @@ def nearest_grid(width: int, height: int, pairs: Iterable[tuple[int, int]], side
 
 
 def cut(picture: Picture, columns: int, rows: int, side: int, resample: Resampling) -> list[Picture]:
-    """Tiles of the picture, line by line."""
-    whole = picture.resize((columns * side, rows * side), resample)
-    places = [(column * side, row * side) for row in range(rows) for column in range(columns)]
-    return [whole.crop((left, top, left + side, top + side)) for left, top in places]
+    """As `tiles_of`, resized so that they are that many."""
+    return tiles_of(picture.resize((columns * side, rows * side), resample), side)
+
+
+def tiles_of(picture: Picture, side: int) -> list[Picture]:
+    """Those that fill the picture, line by line."""
+    places = [(left, top) for top in range(0, picture.height, side) for left in range(0, picture.width, side)]
+    return [picture.crop((left, top, left + side, top + side)) for left, top in places]

@@ -22,7 +22,7 @@ from penstock.gateway.apis.ollama.schemas import (
     Think,
 )
 from penstock.gateway.apis.openai import schemas as openai
-from penstock.gateway.apis.openai.messages import history_arguments, reads_role
+from penstock.gateway.apis.openai.messages import SEEN_ROLES, history_arguments, reads_role
 from penstock.gateway.apis.openai.validation import MAX_LOGPROBS
 from penstock.gateway.generating.request_reading import media_note
 from penstock.gateway.models.language.dataplane import GenerateRequest as TextRequest
@@ -220,7 +220,7 @@ def template_messages(
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         role = _role(message.role, where, context, roles)
-        sees = reads_images and role in ("user", "tool")
+        sees = reads_images and role in SEEN_ROLES
         content = with_images(message.content or "", message.images, f"{where}.images", context, reads_images=sees)
         shown: dict[str, Any] = {"role": role, "content": content}
         if role == "assistant":

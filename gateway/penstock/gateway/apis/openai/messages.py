@@ -23,7 +23,7 @@ from penstock.tokenizers import ANY_ROLE, ChatTemplateError, check_kwargs
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _RESULTS = ("tool", "function")
 """The latter answered a `function_call`."""
-_SEEN = ("user", "tool")
+SEEN_ROLES = ("user", "tool")
 """Roles whose images a model is shown."""
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -155,7 +155,7 @@ def _message(
 ) -> dict[str, Any]:
     where = f"messages[{number}]"
     role = _role(message.role, where, roles)
-    shown = show if role in _SEEN else _noted
+    shown = show if role in SEEN_ROLES else _noted
     result: dict[str, Any] = {"role": role, "content": _content(message, where, shown, context)}
     if message.name is not None:
         result["name"] = message.name

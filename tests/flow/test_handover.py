@@ -97,7 +97,7 @@ async def test_the_other_replica_computes_only_what_no_full_block_has(
 
 async def test_states_are_handed_over(make: MakeFleet) -> None:
     """The other replica goes on from the last checkpoint, a row of states with it."""
-    config = msgspec.structs.replace(CONFIG, states=StateGroup(8, 64))
+    config = msgspec.structs.replace(CONFIG, states=StateGroup(8, 64, 4))
     fleet = await make(config=config)
     info = SimulatedRunner(config).info
     assert await fleet.ask(PROMPT) == [generate(info, PROMPT, 30, first_token_id=config.first_token_id)]

@@ -35,7 +35,7 @@ PROMPT = [100 + n for n in range(32)]
 OTHERS = [[200 + 50 * k + n for n in range(40)] for k in range(3)]
 """Together they take all of the KV cache."""
 WINDOWS = (KVGroup(SIZE), KVGroup(SIZE, 6))
-STATES = StateGroup(2 * SIZE, 10)
+STATES = StateGroup(2 * SIZE, 10, SIZE)
 
 Start = Callable[..., Driver]
 

@@ -34,7 +34,11 @@ _NOTHING: Mapping[BlockHash, Any] = MappingProxyType({})
 
 
 class KVCacheManager:
-    """Gives blocks to requests. Callers count in tokens: they say which positions they are going to write."""
+    """Gives blocks to requests. Callers count in tokens: they say which positions they are going to write.
+
+    A manager of more than blocks (`HybridCacheManager`) extends public methods only: it does its own part, and leaves
+    the blocks to these.
+    """
 
     def __init__(
         self,
@@ -67,19 +71,19 @@ class KVCacheManager:
         self.holders: set[BlockTables] = set()
         """All tables that `admit` and `fork` have given and that were not freed."""
         self.computing = ComputingPrompts(self.pool, enabled=enable_prefix_caching)
-        self._prefixes = PrefixMatcher(self.groups, self.pool)
+        self.prefixes = PrefixMatcher(self.groups, self.pool)
+        """Finds what of a prompt is cached."""
 
     def chains(self, *, adapter: str = "", salt: str = "", attachments: Sequence[Attachment] = ()) -> Chains:
         """Hash chains for a new sequence of tokens, whose owner keeps them as long as it appends to the sequence.
         `attachments`: as `AttachedChain` has them."""
         root = self._hasher.root(adapter=adapter, salt=salt)
         sizes = {group.block_size for group in self.groups}
-        by_size = {size: self._new_chain(root, size, adapter, attachments) for size in sizes}
+        by_size = {size: self.new_chain(root, size, adapter, attachments) for size in sizes}
         return tuple(by_size[group.block_size] for group in self.groups)
 
-    def _new_chain(
-        self, root: BlockHash, block_size: int, adapter: str, attachments: Sequence[Attachment]
-    ) -> HashChain:
+    def new_chain(self, root: BlockHash, block_size: int, adapter: str, attachments: Sequence[Attachment]) -> HashChain:
+        """Behind `root`. The other arguments: as `chains` has them."""
         if attachments:
             return AttachedChain(self._hasher, root, block_size, attachments, adapter=adapter)
         return HashChain(self._hasher, root, block_size, adapter=adapter)
@@ -127,14 +131,14 @@ class KVCacheManager:
             return None
         length = len(token_ids)
         read_cache = read_cache and self.enable_prefix_caching
-        matched = self._prefixes.match(token_ids, chains, length, fetched) if read_cache else 0
-        admitted = self._admit_behind(matched, length, chains, chunk, reserve, fetched)
+        matched = self.prefixes.match(token_ids, chains, length, fetched) if read_cache else 0
+        admitted = self.admit_behind(matched, length, chains, chunk, reserve, fetched)
         if admitted is None and matched == length:
-            matched = self._prefixes.match(token_ids, chains, length - 1, fetched)
-            admitted = self._admit_behind(matched, length, chains, chunk, reserve, fetched)
+            matched = self.prefixes.match(token_ids, chains, length - 1, fetched)
+            admitted = self.admit_behind(matched, length, chains, chunk, reserve, fetched)
         return admitted
 
-    def _admit_behind(
+    def admit_behind(
         self,
         matched: int,
         length: int,
@@ -143,6 +147,7 @@ class KVCacheManager:
         reserve: int,
         fetched: Mapping[BlockHash, Any],
     ) -> tuple[BlockTables, int] | None:
+        """`admit`, of a prompt with `length` tokens whose first `matched` ones are cached."""
         start = min(matched, length - 1)
         tables = BlockTables([BlockTable(group, g, chains[g]) for g, group in enumerate(self.groups)])
         needed = 0
@@ -208,10 +213,10 @@ class KVCacheManager:
         if source is None or source.is_empty or not self.enable_prefix_caching:
             return []
         while limit > 0:
-            matched = self._prefixes.match(token_ids, chains, limit, source)
-            if matched <= self._prefixes.match(token_ids, chains, matched):
+            matched = self.prefixes.match(token_ids, chains, limit, source)
+            if matched <= self.prefixes.match(token_ids, chains, matched):
                 return []
-            keys = self._prefixes.not_in_pool(chains, matched, len(token_ids))
+            keys = self.prefixes.not_in_pool(chains, matched, len(token_ids))
             if len(keys) <= most:
                 slots = [source.use(key) for key in reversed(keys)]  # beginnings stay longest
                 return list(zip(keys, reversed(slots), strict=True))
@@ -381,16 +386,30 @@ class KVCacheManager:
         tables = BlockTables(children)
         self._set_thresholds(tables)
         # the next write of either may need a copy, so it has to ask
-        parent.capacity = min(parent.capacity, num_computed // self._prefixes.unit * self._prefixes.unit)
+        parent.capacity = min(parent.capacity, num_computed // self.prefixes.unit * self.prefixes.unit)
         self.holders.add(tables)
         return tables, tuple(child.chain for child in children)
 
-    def checkpoint_before(self, num_tokens: int) -> int:
-        """The last position up to this one from which a sequence can be computed on."""
+    def checkpoint_before(self, tables: BlockTables, num_computed: int) -> int:
+        """The last one of these computed positions from which a sequence can be computed on."""
+        return num_computed
+
+    def kept_of(self, num_tokens: int) -> int:
+        """How much of a prompt with so many tokens the prefix cache knows at least, once it is computed; whole blocks
+        and less than one more."""
         return num_tokens
 
     def rewind(self, tables: BlockTables, num_computed: int) -> int:
-        """Steps are lost that wrote behind the first `num_computed` positions. Returns where to compute on from."""
+        """Steps are lost that wrote behind the first `num_computed` positions. Returns where to compute on from. Blocks
+        behind that which the prefix cache knows are left to it: their tokens get others."""
+        for table in tables.tables:
+            count = num_computed // table.group.block_size
+            if table.num_published > count:
+                self.pool.release(table.block_ids[: count - 1 if count else None : -1])
+                del table.block_ids[count:]
+                table.num_published = count
+                tables.capacity = min(tables.capacity, num_computed)
+        self._set_thresholds(tables)
         return num_computed
 
     def free(self, tables: BlockTables) -> None:

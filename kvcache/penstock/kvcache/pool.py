@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from penstock.kvcache.integrity import require
 from penstock.kvcache.retention import Mark, Marks, Retention
@@ -155,6 +155,12 @@ class BlockPool:
             if block_id in self._marked:
                 del self._marked[block_id]
                 self._evictable[block_id] = None
+                self._evictable.move_to_end(block_id, last=False)
+
+    def evict_next(self, block_ids: Iterable[int]) -> None:
+        """Those that are evictable and have no mark are evicted before all others."""
+        for block_id in block_ids:
+            if block_id in self._evictable:
                 self._evictable.move_to_end(block_id, last=False)
 
     def cached_blocks(self) -> list[tuple[int, BlockHash]]:

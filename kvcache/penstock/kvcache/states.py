@@ -1,35 +1,40 @@
-"""Recurrent states in the KV cache: rows of tables, with checkpoints, beside the blocks of attention.
+"""Rows of recurrent states, and which of them are kept as checkpoints.
 
 A recurrent layer keeps a state of fixed size in place of keys and values of every token, and it cannot be computed
-again in place: the token behind it has changed it. So a request has one more table, of rows. Its entry k is the row
-with the state behind the tokens of the k-th interval, as far as they are computed. A row whose interval is full is a
-checkpoint: it is never written again, and the prefix cache knows it by the hash of the tokens up to there. The token
-that begins the next interval reads it and writes a row of its own.
+again in place: the token behind it has changed it. So a request has one more table, of rows (`StateTable`). The row of
+a block gets the state behind the block's tokens as far as they are computed, and blocks that follow each other have the
+same row up to a checkpoint. That is a row which is never written again: the next token reads it and writes another one.
+What has to go back (a prefix hit, a fork, steps that are lost) goes back to a checkpoint, and computes the tokens
+behind it again.
 
-Outside of the engine a row is as many blocks as its bytes take, its parts: each has a key and an id of its own, the
-ids behind those of the pool's blocks.
-
-A request keeps its last checkpoint beside the row in use. What has to go back (a prefix hit, a fork, steps that are
-lost) goes back to a checkpoint, and computes the tokens behind it again.
+A row is as large as many tokens' keys and values, so checkpoints are few:
+- one at each multiple of an interval, for prompts that begin alike
+- one near a prompt's end, where the next turn of a chat goes on. Its last tokens are left out: a template has put them
+  there for the answer, and often puts others in their place once it is there.
+- one that moves on with the tokens that are generated, from block to block, and stays where they end.
+The last two only if they save enough tokens, and while many rows are free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
-from penstock.kvcache.hashing import DIGEST_SIZE, Attachment, BlockHasher, Chains, HashChain
+from penstock.kvcache.hashing import HashChain
 from penstock.kvcache.integrity import require
-from penstock.kvcache.manager import KVCacheManager
 from penstock.kvcache.pool import BlockHash, BlockPool
-from penstock.kvcache.prefixes import NO_HASHES, PrefixMatcher
-from penstock.kvcache.retention import Retention
-from penstock.kvcache.table import NO_BLOCK, BlockTable, BlockTables, Growth, KVGroup
-from penstock.kvcache.tier import BlockSave, BlockSource, BlockTier
+from penstock.kvcache.table import NO_BLOCK, KVGroup, StateTable
 
 _KEPT_ROWS = 2
 """Of a request between two steps: its last checkpoint, and the row in use."""
+_REWRITTEN = 8
+"""Tokens at a prompt's end that are not counted on. `<think>`, a newline, `</think>` and a newline are four."""
+_LEAST_SAVED = 8
+"""A checkpoint beside the regular ones saves at least such a part of an interval."""
+_LEAST_FREE = 4
+"""Part of the rows that such checkpoints leave free: requests that run need them more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +42,20 @@ class StateGroup:
     """All recurrent layers of a model: one row number holds for the tables of all of them."""
 
     interval: int
-    """Tokens between two checkpoints: a multiple of the block size of every group of attention layers."""
+    """Tokens between two checkpoints of a prompt, not counting those near its end."""
     num_rows: int
     """Of a pool of their own."""
+    block_size: int
+    """Tokens of an entry in a table of rows: a multiple of those of each group of attention layers."""
 
     def __post_init__(self) -> None:
-        if self.interval < 1 or self.num_rows < 1:
+        if min(self.interval, self.num_rows, self.block_size) < 1 or self.interval % self.block_size:
             raise ValueError(f"no such group of recurrent layers: {self}")
 
     @property
     def table(self) -> KVGroup:
-        """The shape of a request's table of rows: it reaches back to the last checkpoint before a token."""
-        return KVGroup(self.interval, self.interval + 1)
+        """The shape of a request's table of rows."""
+        return KVGroup(self.block_size)
 
     def largest_chunk(self, chunk: int, steps_in_flight: int) -> int:
         """Most tokens of one request in a step, up to `chunk`: all steps under way have rows at the same time. Raises
@@ -59,324 +66,185 @@ class StateGroup:
         return min(chunk, rows * self.interval)
 
 
-def part_keys(block_hash: BlockHash, parts: int) -> list[BlockHash]:
-    """What the parts of a row are known by. No block of a group has such a key (`group_key`): they are longer."""
-    return [block_hash + part.to_bytes(_PART_BYTES) for part in range(parts)]
+class StateRows:
+    """The rows of all requests: which runs of blocks get one, and which rows the prefix cache keeps."""
 
+    def __init__(self, states: StateGroup, *, only_regular: bool) -> None:
+        """`only_regular`: there are no checkpoints but those at multiples of the interval."""
+        self.pool = BlockPool(states.num_rows)
+        self.block_size = states.block_size
+        self._step = states.interval // states.block_size
+        """Blocks of an interval."""
+        self._least_saved = sys.maxsize if only_regular else max(1, self._step // _LEAST_SAVED)
+        self._least_free = states.num_rows // _LEAST_FREE
 
-_PART_BYTES = 3
+    # -- which blocks are behind a checkpoint ----------------------------------------------------------------
 
+    def prompt_end(self, num_tokens: int, start: int) -> int:
+        """Where a prompt gets the checkpoint near its end, in blocks, if it is computed from block `start` on; 0: it
+        gets none."""
+        end = (num_tokens - _REWRITTEN) // self.block_size
+        return end if end - max(self.regular_before(end), start) >= self._least_saved else 0
 
-class CheckpointMatcher(PrefixMatcher):
-    """A prefix ends at a checkpoint. One token at least is left to compute: the state behind the last one would be of
-    no use for its logits."""
+    def regular_before(self, block: int) -> int:
+        """The last multiple of the interval up to there."""
+        return block // self._step * self._step
 
-    def __init__(
-        self, groups: Sequence[KVGroup], pool: BlockPool, rows: BlockPool, interval: int, parts: int = 0
-    ) -> None:
-        """`parts` of a row; 0: rows are nowhere else."""
-        super().__init__(groups, pool)
-        self._rows = rows
-        self._interval = interval
-        self._parts = parts
+    def _end_of_run(self, table: StateTable, begin: int) -> int:
+        """Of the run that begins there."""
+        regular = self.regular_before(begin) + self._step
+        if begin < table.prompt_end:
+            return min(regular, table.prompt_end)
+        last = max(self.regular_before(begin), table.prompt_end, table.start)
+        return min(regular, max(begin + 1, table.prompt, last + self._least_saved))
 
-    def match(
-        self, token_ids: Sequence[int], chains: Chains, limit: int, beside: Container[BlockHash] = NO_HASHES
-    ) -> int:
-        length = super().match(token_ids, chains, min(limit, len(token_ids) - 1), beside)
-        chain, count = chains[-1], length // self._interval
-        chain.extend(token_ids, count)
-        while count and not self._is_known(chain.hashes[count - 1], beside):
-            count -= 1
-        return count * self._interval
+    def _is_closed(self, table: StateTable, run: int) -> bool:
+        """Nobody writes its row any more, once it is computed: what follows has another row, or will have."""
+        end = table.ends[run]
+        return run + 1 < len(table.ends) or end % self._step == 0 or end == table.start
 
-    def _is_known(self, block_hash: BlockHash, beside: Container[BlockHash]) -> bool:
-        if self._rows.lookup(block_hash) is not None:
-            return True
-        return self._parts > 0 and all(key in beside for key in part_keys(block_hash, self._parts))
+    def _stays(self, table: StateTable, end: int) -> bool:
+        """A checkpoint there is kept when the request goes on."""
+        return end % self._step == 0 or end in (table.prompt_end, table.start)
 
-    def not_in_pool(self, chains: Chains, matched: int, length: int) -> list[BlockHash]:
-        missing = super().not_in_pool(chains, matched, length)
-        if matched:
-            checkpoint = chains[-1].hashes[matched // self._interval - 1]
-            if self._rows.lookup(checkpoint) is None:
-                missing += part_keys(checkpoint, self._parts)
-        return missing
+    # -- rows come and go ------------------------------------------------------------------------------------
 
-
-class HybridCacheManager(KVCacheManager):
-    """Gives blocks and rows."""
-
-    def __init__(
-        self,
-        num_blocks: int,
-        groups: Sequence[KVGroup],
-        states: StateGroup,
-        *,
-        enable_prefix_caching: bool = True,
-        hasher: BlockHasher | None = None,
-        tier: BlockTier | None = None,
-        source: BlockSource | None = None,
-        parts: int = 0,
-    ) -> None:
-        """`parts`: of a row, in the tier and the source."""
-        super().__init__(
-            num_blocks,
-            groups,
-            enable_prefix_caching=enable_prefix_caching,
-            hasher=hasher,
-            tier=tier,
-            source=source,
-        )
-        if any(group.window or states.interval % group.block_size for group in groups):
-            raise ValueError(f"checkpoints of {states} do not fit {list(groups)}")
-        self.rows: BlockPool = BlockPool(states.num_rows)
-        self._table = states.table
-        self._interval = states.interval
-        self._parts = parts
-        if tier is not None:
-            self.rows.evicted = []
-        self._prefixes = CheckpointMatcher(self.groups, self.pool, self.rows, states.interval, parts)
-
-    def chains(self, *, adapter: str = "", salt: str = "", attachments: Sequence[Attachment] = ()) -> Chains:
-        chains = super().chains(adapter=adapter, salt=salt, attachments=attachments)
-        size = self._interval
-        of_rows = next((chain for chain in chains if chain.block_size == size), None)
-        return (*chains, of_rows or self._new_chain(chains[0].root, size, adapter, attachments))
-
-    @property
-    def num_free(self) -> int:
-        return super().num_free + self.rows.num_free
-
-    @property
-    def is_idle(self) -> bool:
-        return super().is_idle and self.rows.num_free == self.rows.num_blocks
-
-    # -- a prompt comes in -----------------------------------------------------------------------------------
-
-    def _admit_behind(
-        self,
-        matched: int,
-        length: int,
-        chains: Chains,
-        chunk: int,
-        reserve: int,
-        fetched: Mapping[BlockHash, Any],
-    ) -> tuple[BlockTables, int] | None:
-        states = self._first_rows(matched, min(length, matched + chunk), chains[-1])
-        if states is None:
-            return None
-        admitted = super()._admit_behind(matched, length, chains, chunk, reserve, fetched)
-        if admitted is None:
-            self.rows.release(states.held)
-            return None
-        admitted[0].loads += self._checkpoint_loads(states, matched // self._interval, fetched)
-        self._use(admitted[0], states)
-        return admitted
-
-    def _first_rows(self, start: int, end: int, chain: HashChain) -> BlockTable | None:
-        """A table with the checkpoint at `start`, and rows for the tokens up to `end`. One that was fetched gets a row,
-        and is published like a computed one. None: rows are short."""
-        states = BlockTable(self._table, len(self.groups), chain)
-        count = start // self._interval
-        states.first = max(0, count - 1)
-        checkpoint = [self.rows.lookup(block_hash) for block_hash in chain.hashes[states.first : count]]
-        kept = [row for row in checkpoint if row is not None]
-        states.num_published = states.first + len(kept)
-        self.rows.retain(kept)
-        missing = -(-end // self._interval) - states.num_published
-        if missing > self.rows.num_free:
-            self.rows.release(kept)
-            return None
-        states.block_ids = [NO_BLOCK] * states.first + kept + self.rows.allocate(missing)
-        if kept:
-            self._note_use(chain.hashes[count - 1 : count])
-        return states
-
-    def _checkpoint_loads(
-        self, states: BlockTable, count: int, fetched: Mapping[BlockHash, Any]
-    ) -> list[tuple[int, Any]]:
-        """The parts of the checkpoint behind `count` intervals, if it was fetched."""
-        if states.num_published == count:
+    def grow(self, table: StateTable, num_tokens: int, beside: int = 0) -> list[int] | None:
+        """Gives rows to all blocks of the first `num_tokens`. Returns the new blocks' rows, one for each; None, and
+        nothing changes: rows are short. `beside`: rows that stay free."""
+        needed, free = -(-num_tokens // self.block_size), self.pool.num_free - beside
+        if needed <= table.length:
             return []
-        parts = self._parts_of(states.block_ids[count - 1], states.chain.hashes[count - 1])
-        return [(part, fetched[key]) for part, key in parts]
+        ends = self._ends(table, needed)
+        if len(ends) > 1 and len(ends) - 1 > free - self._least_free:
+            ends = self._regular_ends(table, needed)
+            if len(ends) - 1 > free:
+                return None
+        table.ends[-1:] = ends if table.ends else ends[1:]
+        table.rows += self.pool.allocate(len(ends) - 1)
+        before, table.length = table.length, needed
+        return table.block_ids[before:]
 
-    def _part_ids(self, row: int) -> range:
-        first = self.pool.num_blocks + row * self._parts
-        return range(first, first + self._parts)
+    def have_room(self, table: StateTable, num_tokens: int) -> bool:
+        """Whether `grow` would give rows."""
+        return len(self._regular_ends(table, -(-num_tokens // self.block_size))) - 1 <= self.pool.num_free
 
-    def _note_use(self, block_hashes: Sequence[BlockHash]) -> None:
-        if self.in_use is not None:
-            for block_hash in block_hashes:
-                self.in_use.update(dict.fromkeys(part_keys(block_hash, self._parts)))
+    def _ends(self, table: StateTable, needed: int) -> list[int]:
+        """Of the last run and those behind it, until one has block `needed` - 1."""
+        ends = table.ends[-1:] or [0]
+        while ends[-1] < needed:
+            ends.append(self._end_of_run(table, ends[-1]))
+        return ends
 
-    def _use(self, tables: BlockTables, states: BlockTable) -> None:
-        tables.states = states
-        tables.capacity = min(tables.capacity, len(states.block_ids) * self._interval)
-        self._set_thresholds(tables)
+    def _regular_ends(self, table: StateTable, needed: int) -> list[int]:
+        """The same without a checkpoint that could be left out."""
+        end = table.ends[-1] if table.ends else 0
+        if table.ends and not self._is_closed(table, len(table.ends) - 1):
+            end = -(-end // self._step) * self._step
+        ends = [end]
+        while ends[-1] < needed:
+            ends.append(self.regular_before(ends[-1]) + self._step)
+        return ends
 
-    # -- what is behind the pool, or beside it ---------------------------------------------------------------
+    def checkpoint_before(self, table: StateTable, num_computed: int) -> int:
+        """The last one up to so many blocks, which are computed; 0: there is none."""
+        ends = (end for run, end in enumerate(table.ends) if end <= num_computed and self._is_closed(table, run))
+        return max(ends, default=0)
 
-    def find(self, key: BlockHash) -> int | None:
-        block_hash, part = key[:-_PART_BYTES], key[-_PART_BYTES:]
-        if len(block_hash) != DIGEST_SIZE:
-            return super().find(key)
-        row = self.rows.lookup(block_hash)
-        return None if row is None else self._part_ids(row)[int.from_bytes(part)]
+    def publish(self, table: StateTable, token_ids: Sequence[int], num_computed: int) -> list[BlockHash]:
+        """Offers checkpoints up to so many blocks, whose steps succeeded, to the prefix cache. Returns their hashes."""
+        table.num_computed = num_computed
+        table.chain.extend(token_ids, num_computed)
+        new = []
+        for run, (row, end) in enumerate(zip(table.rows, table.ends, strict=True)):
+            if table.num_published < end <= num_computed and self._is_closed(table, run) and self._stays(table, end):
+                new.append(self._publish(table, row, end))
+        return new
 
-    def cached_blocks(self) -> list[tuple[int, BlockHash]]:
-        """Checkpoints come first: without one, blocks are of no use."""
-        rows = self.rows.cached_blocks()
-        parts = [pair for row, known in rows for pair in self._parts_of(row, known)]
-        return parts + super().cached_blocks()
+    def _publish(self, table: StateTable, row: int, end: int) -> BlockHash:
+        block_hash = table.chain.hashes[end - 1]
+        self.pool.publish(row, block_hash)
+        table.num_published = end
+        return block_hash
 
-    def _parts_of(self, row: int, block_hash: BlockHash) -> Iterable[tuple[int, BlockHash]]:
-        return zip(self._part_ids(row), part_keys(block_hash, self._parts), strict=True)
+    def next_publish(self, table: StateTable) -> int:
+        """`publish` has something to do once so many tokens are computed."""
+        ends = (end for end in table.ends if end > table.num_published and self._stays(table, end))
+        return min(ends, default=sys.maxsize // self.block_size) * self.block_size
 
-    def take_saves(self) -> list[BlockSave]:
-        saves, evicted = super().take_saves(), self.rows.evicted
-        if self.tier is not None and evicted:
-            for row, block_hash in reversed(evicted):
-                for part, key in self._parts_of(row, block_hash):
-                    slot = self.tier.reserve(key)
-                    if slot is not None:
-                        saves.append(BlockSave(part, slot, key))
-            evicted.clear()
-        return saves
+    def trim(self, table: StateTable, num_computed: int) -> None:
+        """Gives back what is before the last checkpoint of so many blocks."""
+        while len(table.ends) > 1 and table.ends[1] <= num_computed and self._is_closed(table, 1):
+            self.pool.release([table.rows.pop(0)])
+            del table.ends[0]
+            table.first = table.ends[0] - 1
 
-    def clear_cache(self) -> None:
-        super().clear_cache()
-        self.rows.clear_cache()
-        if self.rows.evicted is not None:
-            self.rows.evicted.clear()
+    def next_trim(self, table: StateTable) -> int:
+        """`trim` has something to do once so many tokens are computed."""
+        return table.ends[1] * self.block_size if len(table.ends) > 1 else sys.maxsize
 
-    # -- tokens come in --------------------------------------------------------------------------------------
+    def fork(self, parent: StateTable, start: int, chain: HashChain) -> StateTable:
+        """A table of a sequence that goes on from a checkpoint of the parent's, behind `start` blocks."""
+        child = StateTable(parent.index, chain, parent.prompt)
+        child.num_computed = min(parent.num_computed, start)
+        child.num_published = min(parent.num_published, start)
+        if start:
+            self._begin_behind(child, start, parent.rows[parent.ends.index(start)])
+            self.pool.retain(child.rows)
+        return child
 
-    def grow(self, tables: BlockTables, start: int, end: int) -> Growth | None:
-        states = _states(tables)
-        first = len(states.block_ids)
-        missing = max(0, -(-end // self._interval) - first)
-        growth = super().grow(tables, start, end) if missing <= self.rows.num_free else None
-        if growth is None:
-            return None
-        if missing:
-            states.block_ids += self.rows.allocate(missing)
-            growth.updates.append((states.index, first, states.block_ids[first:]))
-        tables.capacity = min(tables.capacity, len(states.block_ids) * self._interval)
-        return growth
+    def _begin_behind(self, table: StateTable, start: int, row: int) -> None:
+        table.rows, table.ends = [row], [start]
+        table.start = table.length = start
+        table.first = start - 1
 
-    def _set_thresholds(self, tables: BlockTables) -> None:
-        """Intervals are whole blocks, so whenever there is a computed row to publish there is a block, too; a fetched
-        one is published with the first step."""
-        super()._set_thresholds(tables)
-        if tables.states is not None:
-            tables.next_trim = (tables.states.first + 2) * self._interval
-            if self.enable_prefix_caching:
-                tables.next_publish = min(tables.next_publish, (tables.states.num_published + 1) * self._interval)
+    def admit(self, table: StateTable, start: int, end: int) -> bool:
+        """Puts the checkpoint behind `start` tokens into a new table, and rows for those up to `end`. A checkpoint that
+        the pool does not have gets a row, and is published like a computed one. False: rows are short."""
+        row = None
+        if start:
+            count = start // self.block_size
+            row = self.pool.lookup(table.chain.hashes[count - 1])
+            if row is not None:
+                self.pool.retain([row])
+                table.num_computed = table.num_published = count
+            self._begin_behind(table, count, NO_BLOCK if row is None else row)
+        is_fetched = start > 0 and row is None
+        if self.grow(table, end, beside=int(is_fetched)) is None:
+            self.pool.release([] if row is None else [row])
+            return False
+        if is_fetched:
+            table.rows[:1] = self.pool.allocate(1)
+        return True
 
-    def publish(self, tables: BlockTables, token_ids: Sequence[int], num_computed: int) -> None:
-        states, count = _states(tables), num_computed // self._interval
-        if count > states.num_published:
-            states.chain.extend(token_ids, count)
-            first = max(states.num_published, states.first)
-            for row, block_hash in zip(states.block_ids[first:count], states.chain.hashes[first:count], strict=True):
-                self.rows.publish(row, block_hash)
-            self._note_use(states.chain.hashes[first:count])
-            states.num_published = count
-        super().publish(tables, token_ids, num_computed)
+    def release(self, table: StateTable) -> list[BlockHash]:
+        """Gives back all rows. The last checkpoint stays in the prefix cache: the sequence may come again, and go on.
+        Returns its hash, if it is new there."""
+        new: list[BlockHash] = []
+        end = self.checkpoint_before(table, table.num_computed)
+        if end > table.num_published:
+            new.append(self._publish(table, table.rows[table.ends.index(end)], end))
+        self.pool.release(table.rows)
+        self._pass_over(table)
+        table.rows, table.ends = [], []
+        return new
 
-    def keep(self, chains: Chains, num_tokens: int, retention: Retention, now: float) -> None:
-        super().keep(chains[:-1], num_tokens, retention, now)
-        self.rows.expire(now)
-        self.rows.mark(chains[-1].hashes[: num_tokens // self._interval], retention, now)
+    def _pass_over(self, table: StateTable) -> None:
+        """The turns of a chat have left a checkpoint each, or two: those before its prompt's are evicted next."""
+        if 0 < table.prompt_end <= table.num_published:
+            blocks = range(table.prompt_end - 1, 0, -1)
+            known = (self.pool.lookup(table.chain.hashes[block - 1]) for block in blocks if block % self._step)
+            self.pool.evict_next(islice((row for row in known if row is not None), 2))
 
-    def trim(self, tables: BlockTables, num_computed: int) -> None:
-        states = _states(tables)
-        first = min(self._table.first_block(num_computed), len(states.block_ids))
-        if first > states.first:
-            self.rows.release(states.block_ids[states.first : first])
-            states.block_ids[states.first : first] = [NO_BLOCK] * (first - states.first)
-            states.first = first
-        super().trim(tables, num_computed)
-
-    # -- back to a checkpoint --------------------------------------------------------------------------------
-
-    def checkpoint_before(self, num_tokens: int) -> int:
-        return num_tokens // self._interval * self._interval
-
-    def fork(self, parent: BlockTables, num_computed: int) -> tuple[BlockTables, Chains]:
-        """`num_computed`: as `checkpoint_before` has it."""
-        tables, chains = super().fork(parent, num_computed)
-        states, count = _states(parent), num_computed // self._interval
-        child = BlockTable(self._table, states.index, states.chain.branch(num_computed))
-        child.first = max(0, count - 1)
-        child.block_ids = [NO_BLOCK] * child.first + states.block_ids[child.first : count]
-        child.num_published = min(states.num_published, count)
-        self.rows.retain(child.held)
-        self._use(tables, child)
-        return tables, (*chains, child.chain)
-
-    def rewind(self, tables: BlockTables, num_computed: int) -> int:
-        """Blocks behind the checkpoint that the prefix cache knows are left to it: their tokens get others."""
-        start = self.checkpoint_before(num_computed)
-        for table in tables.tables:
-            count = start // table.group.block_size
-            if table.num_published > count:
-                self.pool.release(table.block_ids[: count - 1 if count else None : -1])
-                del table.block_ids[count:]
-                table.num_published = count
-                tables.capacity = min(tables.capacity, start)
-        self._set_thresholds(tables)
-        return start
-
-    def free(self, tables: BlockTables) -> None:
-        super().free(tables)
-        states = _states(tables)
-        self.rows.release(states.held)
-        tables.states = None
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        self.rows.check_integrity()
-        held = [row for tables in self.holders for row in _states(tables).held]
-        require(NO_BLOCK not in held, "a row in use is missing")
-        for row in range(self.rows.num_blocks):
-            require(self.rows.ref_count(row) == held.count(row), f"row {row}: wrong reference count")
-        for tables in self.holders:
-            states = _states(tables)
-            require(set(states.block_ids[: states.first]) <= {NO_BLOCK}, "a row behind the last checkpoint is held")
-            require(tables.capacity <= len(states.block_ids) * self._interval, "capacity without rows")
-
-
-def _states(tables: BlockTables) -> BlockTable:
-    assert tables.states is not None
-    return tables.states
-
-
-def cache_manager(
-    num_blocks: int,
-    groups: Sequence[KVGroup],
-    states: StateGroup | None,
-    *,
-    enable_prefix_caching: bool = True,
-    hasher: BlockHasher | None = None,
-    tier: BlockTier | None = None,
-    source: BlockSource | None = None,
-    parts: int = 0,
-) -> KVCacheManager:
-    """For models with and without recurrent layers; arguments as the managers have them."""
-    if states is None:
-        return KVCacheManager(
-            num_blocks, groups, enable_prefix_caching=enable_prefix_caching, hasher=hasher, tier=tier, source=source
-        )
-    return HybridCacheManager(
-        num_blocks,
-        groups,
-        states,
-        enable_prefix_caching=enable_prefix_caching,
-        hasher=hasher,
-        tier=tier,
-        source=source,
-        parts=parts,
-    )
+    def check_integrity(self, tables: Sequence[StateTable]) -> None:
+        """Raises IntegrityError unless these are all tables that hold rows."""
+        self.pool.check_integrity()
+        held = [row for table in tables for row in table.rows]
+        for row in range(self.pool.num_blocks):
+            require(self.pool.ref_count(row) == held.count(row), f"row {row}: wrong reference count")
+        for table in tables:
+            ends = table.ends
+            require(len(ends) == len(table.rows) == len(set(table.rows)), "a run without a row of its own")
+            require(ends == sorted(set(ends)) and max(ends, default=0) >= table.length, "runs do not follow each other")
+            require(all(end < table.length for end in ends[:-1]), "a run has no blocks")
+            require(table.first < (ends[0] if ends else 1), "the last checkpoint is missing")

@@ -98,10 +98,61 @@ class BlockTable:
         return [group_key(block_hash, self.index) for block_hash in self.chain.hashes[start:stop]]
 
 
+class StateTable:
+    """A request's rows of recurrent states: tokens of blocks that follow each other write the same row, up to a
+    checkpoint, and the next ones another. Such a run of blocks has one row, and this is a list of runs."""
+
+    __slots__ = (
+        "chain",
+        "ends",
+        "first",
+        "index",
+        "length",
+        "num_computed",
+        "num_published",
+        "prompt",
+        "prompt_end",
+        "rows",
+        "start",
+    )
+
+    def __init__(self, index: int, chain: HashChain, prompt: int) -> None:
+        """`prompt`: blocks that the request's tokens need when it is admitted. All that is counted here is in blocks,
+        and `chain` has their hashes."""
+        self.index = index
+        """Of the table among those of a request."""
+        self.chain = chain
+        self.prompt = prompt
+        self.prompt_end = 0
+        """Behind which block the checkpoint near the prompt's end is; 0: there is none."""
+        self.start = 0
+        """Where the request began to compute: behind a checkpoint that it found, or 0."""
+        self.rows: list[int] = []
+        """Of the runs, the first one is the last checkpoint's or that in use."""
+        self.ends: list[int] = []
+        """Of the runs: a checkpoint is, or is going to be, behind the last block of each."""
+        self.first = 0
+        """Where the first run begins, as far as its row is read."""
+        self.length = 0
+        """Blocks that can be written. The last run may be planned to end behind these."""
+        self.num_computed = 0
+        """By steps that succeeded, as of the last call of `publish`."""
+        self.num_published = 0
+        """Checkpoints up to here were offered to the prefix cache, or found in it."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The row of each block."""
+        ids = [NO_BLOCK] * self.first
+        for row, end in zip(self.rows, self.ends, strict=True):
+            ids += [row] * (min(end, self.length) - len(ids))
+        return ids
+
+
 class BlockTables:
     """All that a request holds. Only `KVCacheManager` changes it."""
 
-    __slots__ = ("capacity", "copies", "loads", "next_publish", "next_trim", "states", "tables")
+    __slots__ = ("capacity", "copies", "loads", "next_publish", "next_trim", "states", "step_end", "tables")
 
     def __init__(self, tables: list[BlockTable]) -> None:
         self.tables = tables
@@ -118,14 +169,17 @@ class BlockTables:
         cache."""
         self.next_trim = sys.maxsize
         """`KVCacheManager.trim` has something to do once this many tokens are computed; never without a window."""
-        self.states: BlockTable | None = None
+        self.states: StateTable | None = None
         """Rows of recurrent states (`HybridCacheManager`)."""
+        self.step_end = 0
+        """A step that would compute positions on both sides of this one had better end before it: what is there then
+        is kept. 0: there is no such position."""
 
     @property
     def block_ids(self) -> tuple[list[int], ...]:
         """Copies, one for each group, and the rows of states behind them."""
-        tables = self.tables if self.states is None else [*self.tables, self.states]
-        return tuple([list(table.block_ids) for table in tables])
+        of_blocks = tuple([list(table.block_ids) for table in self.tables])
+        return of_blocks if self.states is None else (*of_blocks, self.states.block_ids)
 
 
 class Growth(NamedTuple):

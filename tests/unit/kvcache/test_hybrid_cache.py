@@ -12,7 +12,8 @@ TOKENS = list(range(40))
 
 
 def manager(interval: int = 4, num_rows: int = 20, num_blocks: int = 40, **options: bool) -> HybridCacheManager:
-    return HybridCacheManager(num_blocks, [KVGroup(2)], StateGroup(interval, num_rows), **options)
+    """With checkpoints at multiples of the interval only: it is one block of rows."""
+    return HybridCacheManager(num_blocks, [KVGroup(2)], StateGroup(interval, num_rows, interval), **options)
 
 
 def admit(kv: HybridCacheManager, tokens: Sequence[int], chunk: int = 40) -> tuple[BlockTables, int]:
@@ -34,7 +35,7 @@ def compute(kv: HybridCacheManager, tables: BlockTables, tokens: Sequence[int], 
 
 def rows(tables: BlockTables) -> list[int]:
     assert tables.states is not None
-    return tables.states.held
+    return tables.states.rows
 
 
 def test_a_hit_ends_at_the_last_checkpoint() -> None:
@@ -96,7 +97,7 @@ def test_a_fork_shares_what_lies_before_a_checkpoint(computed: int, start: int) 
     kv = manager()
     tables, _ = admit(kv, TOKENS[:computed])
     compute(kv, tables, TOKENS, computed)
-    assert kv.checkpoint_before(computed) == start
+    assert kv.checkpoint_before(tables, computed) == start
     child, chains = kv.fork(tables, start)
     kv.check_integrity()
     assert len(chains) == len(kv.chains())
@@ -135,7 +136,7 @@ def test_checkpoints_are_kept_as_long_as_their_blocks() -> None:
     compute(kv, tables, TOKENS, 9)
     chains = kv.chains()
     kv.free(tables)
-    assert kv._prefixes.match(TOKENS, chains, 9) == 8
+    assert kv.prefixes.match(TOKENS, chains, 9) == 8
     kv.keep(chains, 9, Retention(10, "a"), 0.0)
     other, _ = admit(kv, [99] * 15, chunk=15)
     kv.free(other)
@@ -154,30 +155,30 @@ def test_the_cache_can_be_emptied() -> None:
 
 
 def test_chunks_are_bounded_by_the_rows_of_steps_in_flight() -> None:
-    states = StateGroup(4, 10)
+    states = StateGroup(4, 10, 2)
     assert states.largest_chunk(100, 1) == 28
     assert states.largest_chunk(100, 2) == 12
     assert states.largest_chunk(5, 2) == 5
     with pytest.raises(ValueError, match="too few"):
-        StateGroup(4, 5).largest_chunk(100, 2)
+        StateGroup(4, 5, 2).largest_chunk(100, 2)
 
 
 @pytest.mark.parametrize("groups", [[KVGroup(3)], [KVGroup(2, 4)]])
 def test_checkpoints_fit_whole_blocks_without_windows(groups: list[KVGroup]) -> None:
     with pytest.raises(ValueError, match="do not fit"):
-        HybridCacheManager(8, groups, StateGroup(4, 8))
+        HybridCacheManager(8, groups, StateGroup(4, 8, 2))
 
 
 def test_sizes_of_nothing() -> None:
     with pytest.raises(ValueError, match="no such group"):
-        StateGroup(0, 8)
+        StateGroup(0, 8, 2)
 
 
 def test_a_checkpoint_goes_out_and_comes_back_in_parts() -> None:
     """Its parts have ids behind those of the blocks. Without one of them it is of no use."""
     tier = BlockTier(40, max_writing=20, max_reading=20)
     tier.open()
-    kv = HybridCacheManager(6, [KVGroup(2)], StateGroup(4, 3), tier=tier, parts=3)
+    kv = HybridCacheManager(6, [KVGroup(2)], StateGroup(4, 3, 4), tier=tier, parts=3)
     tables, _ = admit(kv, TOKENS[:9], chunk=9)
     compute(kv, tables, TOKENS, 9)
     [row] = [row for row in rows(tables) if kv.rows.is_cached(row)]
@@ -209,3 +210,82 @@ def test_a_checkpoint_goes_out_and_comes_back_in_parts() -> None:
     kv.clear_cache()
     tier.open(missing[:-1])
     assert kv.missing(TOKENS[:9], kv.chains(), 20) == []
+
+
+def sparse_manager(num_rows: int = 20) -> HybridCacheManager:
+    """A checkpoint every 64 tokens, so one beside these saves at least 8."""
+    return HybridCacheManager(100, [KVGroup(2)], StateGroup(64, num_rows, 2))
+
+
+def answer(kv: HybridCacheManager, prompt: Sequence[int], num_tokens: int = 0) -> int:
+    """A request that generates so many tokens, alone. Returns how much of its prompt was cached."""
+    tables, cached = admit(kv, prompt, chunk=64)
+    for end in range(cached + 1, len(prompt) + num_tokens + 1):
+        compute(kv, tables, [*prompt, *range(1000, 1000 + num_tokens)], end, end - 1)
+        assert len(rows(tables)) <= 3
+    kv.free(tables)
+    kv.check_integrity()
+    return cached
+
+
+def test_the_next_turn_goes_on_near_the_end_of_the_prompt() -> None:
+    """The prompt's last tokens come back otherwise, as those in which a template begins an answer."""
+    kv = sparse_manager()
+    assert answer(kv, TOKENS) == 0
+    assert answer(kv, [*TOKENS[:36], *range(500, 520)]) == 32
+    assert answer(kv, [*TOKENS[:20], *range(600, 620)]) == 0, "no checkpoint is before that"
+
+
+def test_the_next_turn_goes_on_behind_the_answer() -> None:
+    kv = sparse_manager()
+    assert answer(kv, TOKENS, 21) == 0
+    assert answer(kv, [*TOKENS, *range(1000, 1021), *range(500, 520)]) == 60
+
+
+def test_a_checkpoint_that_would_save_little_is_not_made() -> None:
+    kv = sparse_manager()
+    answer(kv, TOKENS[:15])
+    answer(kv, TOKENS[:12], 3)
+    assert kv.rows.num_cached == 0
+
+
+def test_prompts_that_begin_alike_share_the_regular_checkpoints() -> None:
+    kv = sparse_manager()
+    alike = range(70)
+    answer(kv, [*alike, *range(300, 340)])
+    assert answer(kv, [*alike, *range(400, 440)]) == 64
+
+
+def test_of_a_chat_the_checkpoints_of_earlier_turns_are_evicted_first() -> None:
+    """It takes no more rows than one of each kind when others need them."""
+    kv = sparse_manager(num_rows=9)
+    chat, cached = list(range(100)), []
+    answer(kv, [*range(700, 800)])
+    for turn in range(6):
+        cached.append(answer(kv, chat, 5))
+        chat += range(2000 + 30 * turn, 2030 + 30 * turn)
+    assert cached == [0, *range(92, 92 + 30 * 5, 30)]
+    assert answer(kv, [*range(700, 780)]) == 64, "another prompt's is still there"
+
+
+def test_where_rows_are_short_there_are_the_regular_checkpoints_only() -> None:
+    kv = sparse_manager(num_rows=4)
+    other, _ = admit(kv, [99] * 2)
+    assert answer(kv, TOKENS, 30) == 0
+    assert admit(kv, [*TOKENS, *range(1000, 1030)])[1] == 64
+    kv.free(other)
+
+
+def test_samples_go_on_near_the_end_of_their_prompt() -> None:
+    kv = sparse_manager()
+    tables, _ = admit(kv, TOKENS)
+    compute(kv, tables, TOKENS, 32)
+    assert kv.checkpoint_before(tables, 39) == 32
+    kv.publish(tables, TOKENS, 40)
+    child, _ = kv.fork(tables, 32)
+    kv.check_integrity()
+    assert rows(child) == rows(tables)[:1]
+    compute(kv, child, TOKENS, 40, 32)
+    kv.free(tables)
+    kv.free(child)
+    assert kv.is_idle

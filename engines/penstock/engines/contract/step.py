@@ -57,8 +57,9 @@ class NewRequest:
     """A block table for each of `ModelInfo.kv_groups`: position p lives in block_ids[g][p // block_size], slot
     p % block_size. In a group with a window, entries wholly behind the window do not belong to the request any
     more and are never read. Where there are `ModelInfo.states`, a table of their rows stands behind these: entry
-    p // interval is the row that has the state behind position p once that is computed, and the token at p reads the
-    one of p - 1. Rows of full intervals may be read by several requests, and are not written again."""
+    p // block_size is the row that gets the state behind position p, and the token at p reads the one of p - 1. Entries
+    that follow each other may name the same row: of the states that go there it keeps the last one. Behind that the
+    row may be read by several requests, and is not written again."""
     params: SamplingParams | PoolingParams
     seed: int
     """Always set; the random number of output token i is a pure function of (seed, i), so that preemption, batching

@@ -29,6 +29,15 @@ class GroupTables:
     """[S]: entries from it on are not in use; those of `first`..`end` hold all that the batch reads and writes."""
 
 
+def row_ends(rows: Int32s, start: int, end: int, block_size: int) -> list[int]:
+    """Of positions `start`..end-1 of a request: up to which ones the states go to the same row, ascending; `rows` has
+    the row of each block. The last one is `end`, and behind the others a checkpoint is."""
+    first = start // block_size
+    used = rows[first : (end - 1) // block_size + 1]
+    changes = np.flatnonzero(used[1:] != used[:-1]) + first + 1
+    return [*(changes * block_size).tolist(), end]
+
+
 @dataclass(slots=True)
 class StepBatch:
     """Some tokens of S requests, T in all, that are computed together; tokens of a request are next to each other.

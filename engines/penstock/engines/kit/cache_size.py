@@ -145,9 +145,11 @@ class StateSpace(NamedTuple):
         """Of checkpoints, for each block."""
         return -(-self.row_bytes * block_size // self.interval) if self.interval else 0
 
-    def group(self, num_tokens: int) -> StateGroup | None:
-        """For a cache of so many tokens."""
-        return StateGroup(self.interval, self.working_rows + num_tokens // self.interval) if self.interval else None
+    def group(self, num_blocks: int, block_size: int) -> StateGroup | None:
+        """For a cache of so many blocks."""
+        if not self.interval:
+            return None
+        return StateGroup(self.interval, self.working_rows + num_blocks * block_size // self.interval, block_size)
 
 
 _ROWS_OF_SEAT = 2

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import openvino.opset15 as ops
 
-from penstock.engines.kit.batch import GroupTables, Int32s, Ints, StepBatch
+from penstock.engines.kit.batch import GroupTables, Int32s, Ints, StepBatch, row_ends
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, i64
 from penstock.engines.openvino.recurrent import delta_loop
@@ -77,10 +77,13 @@ def takes_runs(compiled: Any) -> bool:
     return any(port.any_name == _TOKENS for port in compiled.inputs)
 
 
-def requests_in_runs(batch: StepBatch, tables: GroupTables, interval: int) -> Ints:
+def requests_in_runs(batch: StepBatch, tables: GroupTables, block_size: int) -> Ints:
     """Of a step: those that this is faster for. `tables`: of rows, as the contract has them."""
-    num_tokens, num_kept = batch.scheduled, tables.end - batch.computed // interval
-    fits = (num_tokens >= _LEAST_TOKENS) & (num_kept <= _GAIN)
+    num_tokens, num_kept = batch.scheduled, np.ones_like(batch.scheduled)
+    fits = num_tokens >= _LEAST_TOKENS
+    for request in np.flatnonzero(fits).tolist():
+        num_kept[request] = len(_ends(batch, tables, block_size, request))
+    fits &= num_kept <= _GAIN
     longest = int(num_tokens[fits].max(initial=0))
     chosen = np.flatnonzero(fits & (num_kept * longest <= _GAIN * num_tokens))
     chosen = chosen[np.argsort(-num_tokens[chosen], kind="stable")]
@@ -88,10 +91,10 @@ def requests_in_runs(batch: StepBatch, tables: GroupTables, interval: int) -> In
 
 
 def prompt_inputs(
-    batch: StepBatch, tables: GroupTables, interval: int, requests: Ints
+    batch: StepBatch, tables: GroupTables, block_size: int, requests: Ints
 ) -> tuple[dict[str, Any], Int32s]:
     """`PROMPT_INPUTS` of these requests, and into which rows the states go."""
-    runs = [run for request in requests.tolist() for run in _runs(batch, tables, interval, request)]
+    runs = [run for request in requests.tolist() for run in _runs(batch, tables, block_size, request)]
     begins, counts, read, written, is_last = np.array(runs, np.int64).reshape(-1, 5).T
     entries = np.arange(counts.max(initial=1))
     tokens, live = begins[:, None] + entries, entries < counts[:, None]
@@ -107,10 +110,16 @@ def prompt_inputs(
     return inputs, written.astype(np.int32)
 
 
-def _runs(batch: StepBatch, tables: GroupTables, interval: int, request: int) -> list[tuple[int, int, int, int, bool]]:
+def _ends(batch: StepBatch, tables: GroupTables, block_size: int, request: int) -> list[int]:
+    computed = int(batch.computed[request])
+    return row_ends(tables.block_ids[request], computed, computed + int(batch.scheduled[request]), block_size)
+
+
+def _runs(
+    batch: StepBatch, tables: GroupTables, block_size: int, request: int
+) -> list[tuple[int, int, int, int, bool]]:
     """First token of the step, how many, row to read and to write, whether it is all that the request has."""
     begin, computed, rows = int(batch.begins[request]), int(batch.computed[request]), tables.block_ids[request]
-    end = computed + int(batch.scheduled[request])
-    read = int(rows[(computed - 1) // interval]) + 1 if computed else 0
-    ends = [*range((computed // interval + 1) * interval, end, interval), end]
-    return [(begin, stop - computed, read, int(rows[(stop - 1) // interval]) + 1, stop == end) for stop in ends]
+    read = int(rows[(computed - 1) // block_size]) + 1 if computed else 0
+    ends = _ends(batch, tables, block_size, request)
+    return [(begin, end - computed, read, int(rows[(end - 1) // block_size]) + 1, end == ends[-1]) for end in ends]

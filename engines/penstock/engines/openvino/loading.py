@@ -306,7 +306,7 @@ def _loaded(config: OpenVINOConfig, source: DecoderGraph, plans: list[ThreadPlan
         config.max_num_batched_tokens,
         adapters if slots else None,
         source.feature_width,
-        interval,
+        interval > 0,
         source.images,
     )
     return LoadedDecoder(
@@ -333,8 +333,7 @@ def _warm_up(loaded: LoadedDecoder, plans: list[ThreadPlan], least: int, report:
     cache is sized by the memory that is left then."""
     most = [plan.min_tokens - 1 for plan in plans[1:]] + [least]
     numbers = [max(1, plan.min_tokens, min(least, end)) for plan, end in zip(plans, most, strict=True)]
-    num_rows = -(-numbers[-1] // loaded.state_interval) if loaded.state_interval else 0
-    loaded.use_blocks(-(-numbers[-1] // loaded.block_size), num_rows)
+    loaded.use_blocks(-(-numbers[-1] // loaded.block_size), 1 if loaded.state_interval else 0)
     report(Loading("warm-up"))
     for num_tokens in numbers:
         _compute_prompt(loaded, np.arange(num_tokens) % loaded.source.vocab_size)
@@ -345,7 +344,8 @@ def _compute_prompt(loaded: LoadedDecoder, tokens: Ints) -> None:
     num_tokens, width, model = len(tokens), loaded.source.feature_width, loaded.model
     groups = (_first_blocks(num_tokens, loaded.block_size),) * len(loaded.source.groups)
     if loaded.state_interval:
-        groups = (*groups, _first_blocks(num_tokens, loaded.state_interval))
+        rows = _first_blocks(num_tokens, loaded.block_size)
+        groups = (*groups, replace(rows, block_ids=np.zeros_like(rows.block_ids)))
     batch = StepBatch(
         token_ids=tokens.astype(np.int32),
         positions=np.arange(num_tokens),

@@ -53,23 +53,23 @@ class BufferedDecoder:
         capacity: int,
         adapters: OpenVINOAdapters | None,
         features: int = 0,
-        state_interval: int = 0,
+        has_states: bool = False,
         images: ImageInputs | None = None,
     ) -> None:
         """`compiled`: the fewest tokens for which a compiled model is used, and the model, by ascending tokens;
         `capacity`: tokens for which there is room at the start; `adapters`: None where the models have no inputs for
-        them; `features`: width of those that batches have, 0: none; `state_interval`: tokens between checkpoints of
-        states, 0: there are none."""
+        them; `features`: width of those that batches have, 0: none; `has_states`: of recurrent
+        layers."""
         self._least_tokens = [least for least, _ in compiled]
         self._block_size = block_size
         self._adapters = adapters
         inputs = step_inputs(num_groups)
         if adapters is not None:
             inputs |= {SLOTS: (np.int32, [-1]), LOGITS_AT: (np.int64, [-1])}
-        self._state_interval = state_interval
+        self._has_states = has_states
         self._states: StateTables | None = None
         self._takes_runs = takes_runs(compiled[0][1])
-        if state_interval:
+        if has_states:
             inputs |= STATE_INPUTS
         if self._takes_runs:
             inputs |= DELTA_INPUTS | PROMPT_INPUTS
@@ -117,7 +117,7 @@ class BufferedDecoder:
             if number >= len(target.groups) or target.groups[number] is not group:
                 self._put_blocks(of_group, group)
         target.groups = batch.groups
-        if self._state_interval:
+        if self._has_states:
             self._put_states(target, batch, batch.groups[-1])
         if batch.features is not None:
             inputs[FEATURES].put(batch.features)
@@ -129,11 +129,11 @@ class BufferedDecoder:
             self._put_adapters(self._adapters, target, batch)
 
     def _put_states(self, target: _Buffer, batch: StepBatch, tables: GroupTables) -> None:
-        inputs: dict[str, npt.NDArray[Any]] = {**state_inputs(batch, tables, self._state_interval)}
+        inputs: dict[str, npt.NDArray[Any]] = {**state_inputs(batch, tables, self._block_size)}
         if self._takes_runs:
-            requests = requests_in_runs(batch, tables, self._state_interval)
+            requests = requests_in_runs(batch, tables, self._block_size)
             inputs |= delta_inputs(batch, inputs, requests)
-            runs, target.kept_rows = prompt_inputs(batch, tables, self._state_interval, requests)
+            runs, target.kept_rows = prompt_inputs(batch, tables, self._block_size, requests)
             inputs |= runs
         for name, values in inputs.items():
             target.inputs[name].put(values)

@@ -7,7 +7,7 @@ pass looks for, and the operation is taken out of it. Inputs of the operations, 
 block_indices has the rows of all requests, one after another, block_indices_begins [S + 1] where those of each request
 begin, past_lens [S] the tokens before the step, and cache_interval [S] how many tokens are between checkpoints. The
 first row of a request is read; the following ones get the states at each multiple of the interval, and behind the last
-token.
+token. A row may stand there several times: it keeps the last of its states.
 
 Row 0 of every table has zeros: it is what a request's first token reads. Row r + 1 is row r of `ModelInfo.states`.
 """
@@ -15,6 +15,7 @@ Row 0 of every table has zeros: it is what a request's first token reads. Row r 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import openvino.opset1 as opset1
 import openvino.opset15 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Int32s, Ints, StepBatch
+from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, Int32s, Ints, StepBatch, row_ends
 from penstock.engines.kit.block_rows import BlockRows
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, f32, i64
@@ -238,21 +239,31 @@ def _tables_of(compiled: Any) -> list[tuple[str, Any, list[int]]]:
     ]
 
 
-def state_inputs(batch: StepBatch, tables: GroupTables, interval: int) -> dict[str, Int32s]:
+def state_inputs(batch: StepBatch, tables: GroupTables, block_size: int) -> dict[str, Int32s]:
     """`STATE_INPUTS` of a batch; `tables`: of its requests' rows, as the contract has them."""
-    first, last = batch.computed // interval, tables.end
-    begins = np.zeros(len(last) + 1, np.int32)
-    np.cumsum(1 + last - first, out=begins[1:])
-    rows = np.empty(begins[-1], np.int32)
-    is_read = np.zeros(len(rows), np.bool_)
-    is_read[begins[:-1]] = True
-    before = np.maximum(batch.computed - 1, 0) // interval
-    rows[is_read] = np.where(batch.computed > 0, tables.block_ids[np.arange(len(last)), before] + 1, 0)
-    entries = np.arange(tables.block_ids.shape[1])
-    written = (entries >= first[:, None]) & (entries < last[:, None])
-    rows[~is_read] = tables.block_ids[written] + 1
-    intervals = np.full(len(last), interval, np.int32)
-    return {_INDICES: rows, _BEGINS: begins, _PAST: batch.computed.astype(np.int32), _INTERVAL: intervals}
+    ids, requests, ends = tables.block_ids, np.arange(len(batch.computed)), batch.computed + batch.scheduled
+    before = ids[requests, np.maximum(batch.computed - 1, 0) // block_size]
+    read = np.where(batch.computed > 0, before + 1, 0)
+    first, last = (ids[requests, at // block_size] + 1 for at in (batch.computed, ends - 1))
+    intervals = ends + 1  # no checkpoint within a step, unless the row changes there
+    counts = np.full(len(requests) + 1, 2)
+    counts[0] = 0
+    rows = [np.stack([read, last], 1).ravel()]
+    changing = np.flatnonzero(first != last)
+    if len(changing):
+        rows = list(rows[0].reshape(-1, 2))
+        for i in changing.tolist():
+            start, end = int(batch.computed[i]), int(ends[i])
+            interval = intervals[i] = gcd(*row_ends(ids[i], start, end, block_size)[:-1])
+            stops = np.minimum(np.arange(start // interval + 1, -(-end // interval) + 1) * interval, end)
+            rows[i] = np.append(read[i], ids[i, (stops - 1) // block_size] + 1)
+            counts[i + 1] = len(rows[i])
+    return {
+        _INDICES: np.concatenate(rows).astype(np.int32),
+        _BEGINS: np.cumsum(counts, dtype=np.int32),
+        _PAST: batch.computed.astype(np.int32),
+        _INTERVAL: intervals.astype(np.int32),
+    }
 
 
 def delta_inputs(batch: StepBatch, all_inputs: Mapping[str, Int32s], beside: Ints) -> dict[str, Int32s | Ints]:

@@ -64,7 +64,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             beside=space.working_bytes,
             share=_SHARE_OF_FREE_MEMORY,
         )
-        states = space.group(count * loaded.block_size)
+        states = space.group(count, loaded.block_size)
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
         loaded.use_blocks(count, states.num_rows if states else 0)
         words = loaded.words

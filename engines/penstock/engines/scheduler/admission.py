@@ -123,6 +123,7 @@ class Admission:
         self._intake.waiting.charge(request, request.num_prompt_tokens)
         if read_cache:
             self._kv.computing.announce(tables, request.token_ids, request.key)
-        count = request.cut(cached, min(request.num_tokens - cached, limit, self._chunk), advances=True)
-        new.include(self._running.start(request, tables, cached), count)
+        run = self._running.start(request, tables, cached)
+        count = run.cut(cached, min(request.num_tokens - cached, limit, self._chunk), advances=True)
+        new.include(run, count)
         return count

@@ -162,7 +162,7 @@ def _shares(prompts: Sequence[tuple[Run, int]], limit: int, chunk: int, head: Re
             shares[run.id] += more
             left -= more
     for number, (run, _) in enumerate(prompts):
-        shares[run.id] = run.request.cut(run.num_computed_tokens, shares[run.id], advances=number == 0)
+        shares[run.id] = run.cut(run.num_computed_tokens, shares[run.id], advances=number == 0)
     return shares
 
 

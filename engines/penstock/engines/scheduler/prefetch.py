@@ -121,7 +121,7 @@ class Prefetches:
         self.num_loaded += num_loaded
         if request.num_preemptions == 0 and request.num_tokens > request.num_prompt_tokens:
             size = self._kv.groups[0].block_size
-            known = self._kv.checkpoint_before(request.num_prompt_tokens) // size * size
+            known = self._kv.kept_of(request.num_prompt_tokens) // size * size
             self.num_missed_tokens += max(0, known - num_cached)
 
     def ended(self, prefetch: Prefetch, contents: dict[BlockHash, Any], now: float) -> None:

@@ -249,6 +249,14 @@ class Run:
         forced ones. Not for a run that `verifies`."""
         return max(0, self.num_computed_tokens + 1 - self.request.num_tokens)
 
+    def cut(self, start: int, count: int, *, advances: bool) -> int:
+        """How many tokens from `start` on a step computes that could compute `count`: as the request has it, and fewer
+        where a step had better end (`BlockTables.step_end`)."""
+        end = self.tables.step_end
+        if start < end < start + count:
+            count = end - start
+        return self.request.cut(start, count, advances=advances)
+
     def verified(self, start: int, num_tokens: int) -> int:
         """A step that computed from `start` on has given so many tokens: those guesses that were right, and the token
         behind them. Returns up to where the request's known tokens are computed now."""

@@ -63,9 +63,9 @@ class StepUnderWay:
         counts = self.step.num_scheduled_tokens
         for index in self.cut:
             run = self.runs[index]
-            start = run.num_computed_tokens
-            more = min(left, run.request.num_tokens - start, chunk - counts[index])
-            more = run.request.cut(start, more, advances=False)
+            start, before = run.num_computed_tokens, counts[index]
+            more = min(left, run.request.num_tokens - start, chunk - before)
+            more = run.cut(start - before, before + more, advances=False) - before
             if more > 0 and start + more <= run.tables.capacity:  # where a window would have to grow: next time
                 self.add(index, more)
                 left -= more

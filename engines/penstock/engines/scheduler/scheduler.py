@@ -320,7 +320,7 @@ class Scheduler:
             if self.running.num_free_seats < 1:
                 self.intake.enqueue(request)
                 continue
-            start = self.kv.checkpoint_before(request.num_prompt_tokens - 1)
+            start = self.kv.checkpoint_before(tables, request.num_prompt_tokens - 1)
             request.charged_tokens = request.num_prompt_tokens
             request.num_cached_tokens = leader.num_cached_tokens
             request.first_scheduled = leader.first_scheduled

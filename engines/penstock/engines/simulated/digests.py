@@ -126,7 +126,7 @@ class RecurrentDigests(PagedDigests):
     def __init__(self, groups: Sequence[KVGroup], num_blocks: int, states: StateGroup) -> None:
         super().__init__(groups, num_blocks)
         self.compute = super().compute  # type: ignore[method-assign]
-        self._interval = states.interval
+        self._size = states.block_size
         self._rows = [_SPOILT] * states.num_rows
         self._salt = len(groups) * _GOLDEN & _MASK
         self._num_blocks = num_blocks
@@ -149,16 +149,16 @@ class RecurrentDigests(PagedDigests):
 
     def _seen(self, tables: Sequence[Sequence[int]], position: int) -> int:
         *blocks, rows = tables
-        state = self._rows[rows[(position - 1) // self._interval]] if position else 0
+        state = self._rows[rows[(position - 1) // self._size]] if position else 0
         return super()._seen(blocks, position) + state
 
     def _keep(self, tables: Sequence[Sequence[int]], position: int, digest: int) -> None:
         *blocks, rows = tables
         super()._keep(blocks, position, digest)
-        self._rows[rows[position // self._interval]] = digest ^ self._salt
+        self._rows[rows[position // self._size]] = digest ^ self._salt
 
     def spoil(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
         *blocks, rows = tables
         super().spoil(blocks, start, end)
         for position in range(start, end):
-            self._rows[rows[position // self._interval]] = _SPOILT
+            self._rows[rows[position // self._size]] = _SPOILT

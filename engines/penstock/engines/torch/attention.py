@@ -185,10 +185,10 @@ class StepTensors:
 
 
 def make_step(
-    batch: StepBatch, views: Sequence[View], block_size: int, device: torch.device, interval: int = 0
+    batch: StepBatch, views: Sequence[View], block_size: int, device: torch.device, *, has_states: bool = False
 ) -> StepTensors:
-    """`views` of the cache, whose blocks have `block_size` tokens; `interval`: tokens between checkpoints of recurrent
-    layers, 0: there are none."""
+    """`views` of the cache, whose blocks have `block_size` tokens; `has_states`: of recurrent
+    layers."""
     plan = list(_plan(batch.computed, batch.scheduled))
     owners = np.concatenate([np.repeat(requests, count) for requests, _, count in plan])
     positions = np.concatenate([(first[:, None] + np.arange(count)).ravel() for _, first, count in plan])
@@ -210,7 +210,7 @@ def make_step(
         ]
         slices.append(Slice(start, stop, len(requests), reach_by_view))
         start = stop
-    pieces = list(plan_pieces(batch, places, interval, device)) if interval else ()
+    pieces = list(plan_pieces(batch, places, block_size, device)) if has_states else ()
     return StepTensors(packed[0], packed[1], packed[2:], slices, owners, places, pieces)
 
 

@@ -24,9 +24,8 @@ class PagedModel:
         self._model = model
         self._attention = PagedAttention(cache)
         attach(model, self._attention)
-        self._interval = 0
+        self._has_states = states is not None
         if states is not None:
-            self._interval = states.interval
             self._states = StepStates(states, model.config)
             set_handler(list(states.tables), self._states)
 
@@ -35,7 +34,7 @@ class PagedModel:
         return self._model.device
 
     def make_step(self, batch: StepBatch) -> StepTensors:
-        return make_step(batch, self.cache.views, self.cache.block_size, self.device, self._interval)
+        return make_step(batch, self.cache.views, self.cache.block_size, self.device, has_states=self._has_states)
 
     @torch.inference_mode()
     def compute(self, step: StepTensors, logits_at: Tensor, *, hidden: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -181,7 +181,7 @@ def _in_steps(model: PreTrainedModel, layers: Layers, tokens: Any) -> Tensor:
 
 def _paged(model: PreTrainedModel, layers: Layers, count: int) -> PagedModel:
     """With so many blocks, and rows of states that are as long."""
-    states = TorchStates(layers.states, count, _BLOCK_SIZE, model.device) if layers.states else None
+    states = TorchStates(layers.states, count, model.device) if layers.states else None
     return PagedModel(model, TorchKVCache(layers.attention, count, _BLOCK_SIZE, model.device), states)
 
 

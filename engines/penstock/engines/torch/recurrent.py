@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import Cache, PretrainedConfig
 
 from penstock.engines.errors import UnsupportedError
-from penstock.engines.kit.batch import Ints, StepBatch
+from penstock.engines.kit.batch import Ints, StepBatch, row_ends
 from penstock.engines.torch.config import fresh_tensor
 
 RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
@@ -59,7 +59,7 @@ def bytes_of_row(layouts: StateLayouts) -> int:
 
 
 class StatePiece(NamedTuple):
-    """Equally many tokens of some requests, within one interval of each."""
+    """Equally many tokens of some requests, without a checkpoint between those of one."""
 
     tokens: Tensor
     """[requests, count]: places in the step."""
@@ -69,20 +69,23 @@ class StatePiece(NamedTuple):
     """[requests]: rows."""
 
 
-def plan_pieces(batch: StepBatch, places: Ints, interval: int, device: torch.device) -> Iterator[StatePiece]:
+def plan_pieces(batch: StepBatch, places: Ints, block_size: int, device: torch.device) -> Iterator[StatePiece]:
     """In the order in which they are computed. `places`: as in `StepTensors`; the last of the batch's groups has the
     rows."""
-    rows, ends = batch.groups[-1].block_ids, batch.computed + batch.scheduled
-    starts = batch.computed
-    while (starts < ends).any():
-        stops = np.minimum(ends, (starts // interval + 1) * interval)
+    rows, starts, ends = batch.groups[-1].block_ids, batch.computed, batch.computed + batch.scheduled
+    all_stops = [
+        row_ends(of_request, start, end, block_size)
+        for of_request, start, end in zip(rows, starts.tolist(), ends.tolist(), strict=True)
+    ]
+    for number in range(max(map(len, all_stops))):
+        stops = np.array([of_request[min(number, len(of_request) - 1)] for of_request in all_stops])
         counts = stops - starts
         for count, is_first in sorted(set(zip(counts.tolist(), (starts == 0).tolist(), strict=True))):
             if not count:  # requests whose tokens are all planned
                 continue
             chosen = np.flatnonzero((counts == count) & ((starts == 0) == is_first))
             at = (batch.begins[chosen] + starts[chosen] - batch.computed[chosen])[:, None] + np.arange(count)
-            reads, writes = ((positions - 1) // interval for positions in (starts[chosen], stops[chosen]))
+            reads, writes = ((positions - 1) // block_size for positions in (starts[chosen], stops[chosen]))
             yield StatePiece(
                 torch.from_numpy(places[at]).to(device),
                 None if is_first else _rows(rows[chosen, reads], device),
@@ -170,8 +173,7 @@ def _free_time_steps(module: nn.Module) -> None:
 class TorchStates:
     """Row r of a layer's state is `[r]` of its table."""
 
-    def __init__(self, layouts: StateLayouts, num_rows: int, interval: int, device: torch.device) -> None:
-        self.interval = interval
+    def __init__(self, layouts: StateLayouts, num_rows: int, device: torch.device) -> None:
         self.tables = {
             module: [(layout, fresh_tensor((num_rows, *layout.shape), layout.dtype, device)) for layout in states]
             for module, states in layouts.items()

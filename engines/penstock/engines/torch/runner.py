@@ -70,10 +70,10 @@ class TorchRunner(StepRunner, WithAdapters[TorchAdapters]):
             beside=space.working_bytes,
             share=_SHARE_OF_FREE_MEMORY[device.type],
         )
-        states = space.group(count * block_size)
+        states = space.group(count, block_size)
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
         cache = TorchKVCache(layers.attention, count, block_size, device)
-        tables = TorchStates(layers.states, states.num_rows, interval, device) if states else None
+        tables = TorchStates(layers.states, states.num_rows, device) if states else None
         self._threaded = ThreadedModel(PagedModel(model, cache, tables), self._adapters)
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         info = ModelInfo(

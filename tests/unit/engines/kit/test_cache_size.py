@@ -79,8 +79,8 @@ def test_states_get_rows_for_seats_steps_and_checkpoints() -> None:
     space = StateSpace.of(Settings(), 16, 10, free=10**6)
     assert space.working_bytes == 120
     assert space.bytes_beside(8) == 5
-    assert space.group(160) == StateGroup(16, 12 + 10)
-    assert StateSpace.of(Settings(), 0, 0, free=10**6).group(160) is None
+    assert space.group(20, 8) == StateGroup(16, 12 + 10, 8)
+    assert StateSpace.of(Settings(), 0, 0, free=10**6).group(20, 8) is None
 
 
 @pytest.mark.parametrize(("free", "rows"), [(440, 11), (0, 10)])
@@ -88,7 +88,7 @@ def test_seats_without_memory_for_states_wait_for_rows(free: int, rows: int) -> 
     """There are always enough for one request in two steps."""
     space = StateSpace.of(Settings(), 16, 10, free=free)
     assert space.working_rows == rows
-    assert StateGroup(16, rows).largest_chunk(32, 2) == 32
+    assert StateGroup(16, rows, 8).largest_chunk(32, 2) == 32
 
 
 def test_states_are_part_of_the_memory_of_the_cache() -> None:

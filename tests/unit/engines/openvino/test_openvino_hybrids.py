@@ -39,7 +39,7 @@ def test_which_rows_a_step_reads_and_writes() -> None:
     rows = inputs["la.block_indices"].tolist()
     assert [rows[a:b] for a, b in pairwise(begins)] == expected
     assert inputs["la.past_lens"].tolist() == [0, 6, 4, 3]
-    assert inputs["la.cache_interval"].tolist() == [4] * 4
+    assert inputs["la.cache_interval"].tolist() == [4, 8, 8, 4]
     assert all(values.dtype == np.int32 for values in inputs.values())
 
 
@@ -90,7 +90,7 @@ def test_long_runs_go_beside_the_operation_with_rows() -> None:
 
 
 def test_runs_that_would_mostly_fill_up_a_batch_are_left_out() -> None:
-    rows = [[0] * 9] * 3
+    rows = [[*range(9)]] * 3
     assert requests_in_runs(*_step([0, 0, 0], [90, 31, 29], rows, 100), 100).tolist() == [0, 1]
     assert requests_in_runs(*_step([0, 0, 0], [90, 31, 29], rows, 16), 16).tolist() == [1, 2]
     assert not len(requests_in_runs(*_step([3, 4, 5], [1, 1, 7], rows, 16), 16))

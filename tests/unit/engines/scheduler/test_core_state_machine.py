@@ -49,7 +49,7 @@ GROUPS = [
     (KVGroup(2, 7), KVGroup(4)),
     (KVGroup(2, 4),),
 ]
-STATEFUL = [((KVGroup(2),), 2), ((KVGroup(2),), 4), ((KVGroup(3),), 3), ((KVGroup(2), KVGroup(4)), 4)]
+STATEFUL = [((KVGroup(2),), 2), ((KVGroup(2),), 8), ((KVGroup(3),), 3), ((KVGroup(2), KVGroup(4)), 16)]
 """Of models with recurrent layers: the groups of the others, and the interval of checkpoints."""
 
 
@@ -463,7 +463,7 @@ class HybridEngineMachine(EngineMachine):
         self.rig = make_rig(
             num_blocks,
             groups=groups,
-            states=StateGroup(interval, 2 + 2 * depth + spare_rows),
+            states=StateGroup(interval, 2 + 2 * depth + spare_rows, max(group.block_size for group in groups)),
             vocab_size=self.vocab_size,
             max_num_seqs=seats,
             max_num_batched_tokens=seats + spare_budget,

@@ -488,7 +488,7 @@ def test_a_suspect_is_on_trial_until_it_has_computed_what_failed(start: int, bud
     """It went back to a checkpoint, and gets to the fault in its second step: acquitted after the first, it would fail
     beside others again, for ever."""
     limits = {"max_num_batched_tokens": budget, "max_num_seqs": budget}
-    rig = make_rig(32, groups=(KVGroup(2),), states=StateGroup(4, 20), **limits)
+    rig = make_rig(32, groups=(KVGroup(2),), states=StateGroup(4, 20, 2), **limits)
     rig.run(
         rig.request(range(20), max_tokens=9), rig.request([*range(start), RAISE]), rig.request([7, 8], max_tokens=9)
     )

@@ -70,11 +70,14 @@ class StepDriver:
 
     def begin(self, prompt: Sequence[int], room: int) -> float:
         """Computes a prompt alone and samples the first of at most `room` tokens. Returns the seconds."""
-        tables, length = self._runner.info.tables, len(prompt) + room
+        info, length = self._runner.info, len(prompt) + room
         blocks = [
-            [blank.pop() for _ in range(-(-length // table.block_size))]
-            for blank, table in zip(self._blank, tables, strict=True)
+            [blank.pop() for _ in range(-(-length // group.block_size))]
+            for blank, group in zip(self._blank, info.kv_groups, strict=False)
         ]
+        if info.states is not None:
+            rows = [self._blank[-1].pop() for _ in range(-(-length // info.states.interval))]
+            blocks.append([row for row in rows for _ in range(info.states.interval // info.states.block_size)])
         request = _Request(self._next_id, blocks)
         self._next_id += 1
         self._live.append(request)
@@ -89,7 +92,7 @@ class StepDriver:
         for request in self._live:
             self._dropped.append(request.id)
             for blank, ids in zip(self._blank, request.block_ids, strict=True):
-                blank += reversed(ids)
+                blank += reversed(dict.fromkeys(ids))
         self._live = []
 
     def _prompt_steps(self, request: _Request, prompt: Sequence[int], room: int) -> Iterator[SchedulerOutput]:

@@ -163,7 +163,7 @@ def test_requests_share_no_blocks_and_give_them_back() -> None:
 
 
 def test_requests_get_rows_of_states_of_their_own() -> None:
-    runner = Watched(SimulatedConfig(num_blocks=8, block_size=4, states=StateGroup(8, 4)), lambda seconds: None)
+    runner = Watched(SimulatedConfig(num_blocks=8, block_size=4, states=StateGroup(8, 4, 4)), lambda seconds: None)
     runner.steps = []
     driver = StepDriver(runner, 4, Clock())
     for _ in range(3):
@@ -172,5 +172,5 @@ def test_requests_get_rows_of_states_of_their_own() -> None:
         driver.decode(5)
         driver.drop_all()
     tables = [request.block_ids for step in runner.steps for request in step.new_requests]
-    assert [[len(table) for table in both] for both in tables] == [[3, 2], [2, 1]] * 3
+    assert [[len(table) for table in both] for both in tables] == [[3, 4], [2, 2]] * 3
     assert all(not set(first[1]) & set(second[1]) for first, second in zip(tables[::2], tables[1::2], strict=True))

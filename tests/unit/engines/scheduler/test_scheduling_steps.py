@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.engines.scheduler.config import SchedulerConfig
-from penstock.kvcache import KVGroup
+from penstock.kvcache import KVGroup, StateGroup
 from penstock.kvcache.table import blocks_of_request
 from unit.engines.scheduler.harness import alone, greedy, make_rig
 
@@ -316,3 +316,14 @@ def test_the_context_that_is_told_is_the_longest_request_that_is_taken(depth: in
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
         SchedulerConfig(**limits)  # type: ignore[arg-type]
+
+
+def test_a_step_ends_at_the_checkpoint_near_a_prompts_end() -> None:
+    """Once for each prompt, and whatever is left of the step goes to others."""
+    rig = make_rig(100, groups=(KVGroup(2),), states=StateGroup(64, 40, 2))
+    rig.step(rig.request(range(40), max_tokens=2))
+    assert rig.counts() == {1: 32}
+    rig.step(rig.request(range(100, 150), max_tokens=1))
+    assert rig.counts() == {1: 8, 2: 42}
+    rig.step()
+    assert rig.counts() == {1: 1, 2: 8}

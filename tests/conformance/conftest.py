@@ -284,7 +284,7 @@ CANDIDATES: dict[str, Callable[[Path], Candidate]] = {
     "simulated-attached": _attached(_simulated()),
     "simulated-windows": _simulated(kv_groups=(KVGroup(32), KVGroup(16, 48))),
     "simulated-windows-alone": _simulated(kv_groups=(KVGroup(32, 40),), num_blocks=10),
-    "simulated-states": _simulated(states=StateGroup(64, 40, 16)),
+    "simulated-states": _simulated(states=StateGroup(64, 40, 32)),
     "simulated-few-words": _simulated(first_token_id=381),
     "simulated-engine": _simulated(own_scheduler=True),
     "simulated-thread": _simulated(own_scheduler=True, own_thread=True),

@@ -79,10 +79,9 @@ class Candidate:
     it gives. Keys are of the form NAME:NUMBER; adapters of one name are the same."""
 
     def hit(self, num_tokens: int) -> int:
-        """How many of so many cached tokens of a longer prompt are found: whole blocks, up to a checkpoint."""
-        states = self.engine.info.states
-        unit = BLOCK if states is None else states.interval
-        return num_tokens // unit * unit
+        """How many of so many cached tokens of a prompt a little longer are found: whole blocks. With
+        recurrent layers a checkpoint is there."""
+        return num_tokens // BLOCK * BLOCK
 
     @property
     def ends_hits_at_borders(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -35,6 +35,7 @@ from penstock.engines.openvino.weights import Weights
 
 logger = logging.getLogger(__name__)
 
+_MS_BETWEEN_LOOKS = 50
 _QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
 VISION_MODELS: tuple[type[VisionModel], ...] = (
     Gemma3Vision,
@@ -94,21 +95,33 @@ class ImageEncoder:
             self._request = model.create_infer_request()
             report(Loading("warm-up"))
             side = self.grid.side or self.grid.cell
-            self._encode_tile(np.zeros((1, side, side, 3), np.uint8))
+            self._encode_tile(np.zeros((1, side, side, 3), np.uint8), lambda: False)
 
-    def encode(self, image: ImageInput) -> ImageRows:
-        """[tokens of all tiles, hidden size of the decoder]. Tile by tile, so that steps of the decoder get their
-        turn between them. Releases the GIL while it computes."""
+    def encode(self, image: ImageInput, is_over: Callable[[], bool]) -> ImageRows | None:
+        """[tokens of all tiles, hidden size of the decoder]; None once `is_over`. Tile by tile, so that steps of the
+        decoder get their turn between them. Releases the GIL while it computes."""
         rows, pixels, begin = [], np.frombuffer(image.pixels, np.uint8), 0
         for height, width in image.tiles:
             end = begin + 3 * height * width
-            rows.append(self._encode_tile(pixels[begin:end].reshape(1, height, width, 3)))
+            tile = self._encode_tile(pixels[begin:end].reshape(1, height, width, 3), is_over)
+            if tile is None:
+                return None
+            rows.append(tile)
             begin = end
         return np.concatenate(rows)
 
-    def _encode_tile(self, tile: np.ndarray[Any, Any]) -> ImageRows:
-        self._request.infer(self._vision.inputs(tile))
-        return np.array(self._request.get_output_tensor(0).data, np.float32)
+    def _encode_tile(self, tile: np.ndarray[Any, Any], is_over: Callable[[], bool]) -> ImageRows | None:
+        """A tile that is under way is left between two operations of the graph: the longest of a picture of millions of
+        pixels, its attention in one layer, takes seconds."""
+        request = self._request
+        request.start_async(self._vision.inputs(tile))
+        while not request.wait_for(_MS_BETWEEN_LOOKS):
+            if is_over():
+                request.cancel()
+                with suppress(RuntimeError):  # says that it was cancelled, unless it was done before
+                    request.wait()
+                return None
+        return np.array(request.get_output_tensor(0).data, np.float32)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_OF_TILE, _TILE_BYTES = 10.0, 3 * 512 * 512
 """Most that an image may take for each tile of so many bytes. Two cores need about two seconds for one in f32."""
+_SECONDS_TO_LOAD = 120.0
+"""The same beside its tiles: the first one may have to wait for the encoder itself."""
 _USUAL_SECONDS_OF_TILE = 1.0
 """Until one has been measured."""
 _MAX_PENDING_BYTES = 256 << 20
@@ -106,7 +108,7 @@ class ImageEncodings:
         for news in self._inbox.take():
             if isinstance(news, _Begun):
                 self._begun = news.work
-                news.work.give_up_at = news.at + _SECONDS_OF_TILE * news.work.tiles
+                news.work.give_up_at = news.at + news.work.patience
                 continue
             work = news.work
             self._begun = None
@@ -184,7 +186,7 @@ class ImageEncodings:
         late = self._pending.values() if begun.is_over.is_set() else [begun]
         for work in list(late):
             self._end(work, OverloadedError("An image was not encoded in time."))
-        begun.give_up_at = self._clock() + _SECONDS_OF_TILE * begun.tiles
+        begun.give_up_at = self._clock() + begun.patience
 
     def _end(self, work: _Work, result: ImageRows | Exception | None) -> None:
         """None: nobody waits for it."""
@@ -216,6 +218,8 @@ class _Work:
         self.num_bytes = len(image.pixels)
         self.tiles = max(1, -(-self.num_bytes // _TILE_BYTES))
         """Of the usual size, for what it takes."""
+        self.patience = _SECONDS_TO_LOAD + _SECONDS_OF_TILE * self.tiles
+        """Seconds that it may take."""
         self.wanted_by: set[int] = set()
         """Ids of requests."""
         self.turn: _Turn | None = None

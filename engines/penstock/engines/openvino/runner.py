@@ -53,7 +53,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         self._adapters = loaded.adapters
         kv_groups = tuple(KVGroup(loaded.block_size, group.window) for group in source.groups)
         block_bytes = loaded.block_bytes + (draft.block_bytes if draft else 0)
-        free = available_memory() - self._adapters.reserved_bytes
+        free = available_memory() - self._adapters.reserved_bytes - (images.reserved_bytes if images else 0)
         space = StateSpace.of(config, loaded.state_interval, loaded.row_bytes, free)
         count = num_blocks(
             config,

@@ -18,6 +18,7 @@ from penstock.engines.scheduler.queues import Policy
 from support.engine import Driver
 from support.images import IMAGE_TOKEN, SIDE, make_seeing_model, reference_tokens_with_images, tiles, with_images, words
 from support.models import reference_tokens
+from support.qwen_images import make_qwen, picture, reference_tokens_with_pictures, with_pictures
 
 COUNT = 10
 Tiles = np.ndarray[Any, Any]
@@ -311,3 +312,34 @@ def test_closing_stops_the_encoder(seeing: Any, make_runner: Any) -> None:
     driver.core.images.close()
     gate.stopped.get(timeout=60)
     assert gate.arrived.empty()
+
+
+def test_an_encoding_is_left_where_it_is(tmp_path: Path, make_runner: Any) -> None:
+    """The one run of a large picture, which takes several looks. Then the encoder is loaded again, as it was for the
+    first image."""
+    make_qwen(tmp_path, "qwen2.5-vl")
+    runner = make_runner(tmp_path)
+    assert runner._images._loaded is None
+    assert runner._images.reserved_bytes > 0
+    [small], [large] = (with_pictures([], picture(1, side, side))[1] for side in (2, 150))
+    rows = runner.encode_image(small)
+    looks = iter((False, True))
+    assert runner.encode_image(large, lambda: next(looks)) is None
+    assert runner._images._loaded is None
+    np.testing.assert_array_equal(runner.encode_image(small), rows)
+
+
+def test_a_draft_model_has_no_guesses_beside_positions_in_a_grid(
+    tmp_path: Path, llama_dir: Path, make_runner: Any
+) -> None:
+    folder = tmp_path / "qwen"
+    model = make_qwen(folder, "qwen2.5-vl")
+    runner = make_runner(folder, draft_model_dir=llama_dir)
+    driver = Driver(runner, max_num_seqs=2, speculative="draft_model")
+    tokens, images = with_pictures(words(5, 1), picture(1), after=words(9, 2))
+    expected = reference_tokens_with_pictures(model, "qwen2.5-vl", tokens, [picture(1)], COUNT)
+    assert answer(driver, tokens, images) == expected
+    assert driver.core.stats().draft_tokens == 0
+    text = words(9, 3)
+    assert answer(driver, text, ()) == reference_tokens(model, text, COUNT)
+    assert driver.core.stats().draft_tokens > 0

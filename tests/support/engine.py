@@ -76,6 +76,8 @@ class Driver:
         keep: int = 0,
         behind: Sequence[int] = (),
         images: Sequence[ImageInput] = (),
+        deadline: float | None = None,
+        priority: int = 0,
         **params: Any,
     ) -> tuple[int, ...]:
         """Greedy unless told otherwise, and never ended by EOS. `keep`: `AddRequest.cache_retention`; `behind`:
@@ -90,6 +92,8 @@ class Driver:
             cache_retention=keep,
             output_token_ids=list(behind),
             images=tuple(images),
+            deadline=deadline,
+            priority=priority,
             cache_salt=tenant if images else "",
         )
 
@@ -137,7 +141,9 @@ class Driver:
         """Requests wait for a grammar, or for blocks from files."""
         if not isinstance(self.core, EngineCore):
             return False
-        return any(work.next_look is not None for work in self.core.side_work)
+        return any(
+            work.next_look is not None or work is self.core.images for work in self.core.side_work if work.under_way
+        )
 
     @property
     def has_work(self) -> bool:

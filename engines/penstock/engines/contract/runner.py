@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -68,8 +68,9 @@ class GrammarHost(Protocol):
 class ImageHost(Protocol):
     """Also implemented by runners whose `info` has an `image_grid`."""
 
-    def encode_image(self, image: ImageInput) -> ImageRows:
-        """What the model reads in the image's place.
+    def encode_image(self, image: ImageInput, is_over: Callable[[], bool]) -> ImageRows | None:
+        """What the model reads in the image's place. None: `is_over` has become true, which is looked at a few times a
+        second, and the rest was not computed.
 
         Called on one thread of its own while steps run: changes nothing that they use.
         """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from penstock.engines.contract.loading import Loading, Report
+from penstock.engines.contract.loading import Report, silent
 from penstock.engines.contract.messages import ImageInput
 from penstock.engines.contract.step import ImageRows
 from penstock.engines.errors import EngineError, UnsupportedError
@@ -35,6 +37,7 @@ from penstock.engines.openvino.weights import Weights
 
 logger = logging.getLogger(__name__)
 
+_MS_BETWEEN_LOOKS = 50
 _QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
 VISION_MODELS: tuple[type[VisionModel], ...] = (
     Gemma3Vision,
@@ -80,7 +83,8 @@ def _logged(config: OpenVINOConfig) -> Iterator[None]:
 
 
 class ImageEncoder:
-    """Used by one thread at a time, beside the decoder."""
+    """Used by one thread at a time, beside the decoder. It takes memory from its first image on: many who serve a model
+    that reads images never show it one."""
 
     def __init__(self, config: OpenVINOConfig, vision: VisionModel, dtype: Dtype, report: Report) -> None:
         """`dtype`: what it is computed in. Raises UnsupportedError for a checkpoint that it cannot run, EngineError for
@@ -88,27 +92,73 @@ class ImageEncoder:
         self.grid = vision.grid
         self.whole_tiles = vision.whole_tiles
         self._vision = vision
-        self._source = _open(config, vision, dtype, report)
-        plan = ThreadPlan(config.threads or all_threads(usable_cores()))
-        with compiled(self._source, [plan], report) as [model]:
-            self._request = model.create_infer_request()
-            report(Loading("warm-up"))
-            side = self.grid.side or self.grid.cell
-            self._encode_tile(np.zeros((1, side, side, 3), np.uint8))
+        self._config = config
+        self._dtype: Dtype = dtype
+        self._loaded: _Loaded | None = None
+        source = _open(config, vision, dtype, report)
+        self.reserved_bytes = _bytes_of(source.make(), dtype)
+        """What it will take once it is loaded."""
+        source.release_pages()
 
-    def encode(self, image: ImageInput) -> ImageRows:
-        """[tokens of all tiles, hidden size of the decoder]. Tile by tile, so that steps of the decoder get their
-        turn between them. Releases the GIL while it computes."""
+    def encode(self, image: ImageInput, is_over: Callable[[], bool]) -> ImageRows | None:
+        """[tokens of all tiles, hidden size of the decoder]; None once `is_over`. Tile by tile, so that steps of the
+        decoder get their turn between them. Releases the GIL while it computes."""
+        loaded = self._loaded = self._loaded or self._load()
         rows, pixels, begin = [], np.frombuffer(image.pixels, np.uint8), 0
         for height, width in image.tiles:
+            if is_over():
+                return None
             end = begin + 3 * height * width
-            rows.append(self._encode_tile(pixels[begin:end].reshape(1, height, width, 3)))
+            inputs = self._vision.inputs(pixels[begin:end].reshape(1, height, width, 3))
+            loaded.request.start_async(inputs)
+            if not loaded.finishes(is_over):
+                self._loaded = None
+                return None
+            rows.append(np.array(loaded.request.get_output_tensor(0).data, np.float32))
             begin = end
         return np.concatenate(rows)
 
-    def _encode_tile(self, tile: np.ndarray[Any, Any]) -> ImageRows:
-        self._request.infer(self._vision.inputs(tile))
-        return np.array(self._request.get_output_tensor(0).data, np.float32)
+    def _load(self) -> _Loaded:
+        began = time.monotonic()
+        source = _open(self._config, self._vision, self._dtype, silent)
+        plan = ThreadPlan(self._config.threads or all_threads(usable_cores()))
+        with compiled(source, [plan], silent) as [model]:
+            request = model.create_infer_request()
+            side = self.grid.side or self.grid.cell
+            request.infer(self._vision.inputs(np.zeros((1, side, side, 3), np.uint8)))
+        seconds = time.monotonic() - began
+        logger.info("The image encoder was loaded within %.1f s.", seconds)
+        return _Loaded(source, request, seconds)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """An encoder that computes."""
+
+    source: _Source
+    request: ov.InferRequest
+    seconds: float
+    """What loading took."""
+
+    def finishes(self, is_over: Callable[[], bool]) -> bool:
+        """Waits for what is under way. Once `is_over`, for no longer than loading took, as that is to be done again: an
+        inference that was cancelled leaves shapes of its own in the graph, and the next one fails or, worse, does not.
+        It is left between two operations of the graph. Raises RuntimeError."""
+        while not self.request.wait_for(_MS_BETWEEN_LOOKS):
+            if is_over():
+                if self.request.wait_for(int(self.seconds * 1000)):
+                    return True
+                self.request.cancel()
+                with suppress(RuntimeError):  # says that it was cancelled, unless it was done before
+                    self.request.wait()
+                return False
+        return True
+
+
+def _bytes_of(graph: ov.Model, dtype: Dtype) -> int:
+    """Of the weights as they are packed for kernels, and a little for what is computed with them."""
+    weights = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
+    return int(1.2 * (4 if dtype == "f32" else 2) * sum(math.prod(node.get_output_shape(0)) for node in weights))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         self._adapters = loaded.adapters
         kv_groups = tuple(KVGroup(loaded.block_size, group.window) for group in source.groups)
         block_bytes = loaded.block_bytes + (draft.block_bytes if draft else 0)
-        free = available_memory() - self._adapters.reserved_bytes
+        free = available_memory() - self._adapters.reserved_bytes - (images.reserved_bytes if images else 0)
         space = StateSpace.of(config, loaded.state_interval, loaded.row_bytes, free)
         count = num_blocks(
             config,
@@ -94,10 +94,10 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         self._decoders = [loaded] if draft is None else [loaded, draft]
         self._images = images
 
-    def encode_image(self, image: ImageInput) -> ImageRows:
+    def encode_image(self, image: ImageInput, is_over: Callable[[], bool] = lambda: False) -> ImageRows | None:
         """`ImageHost.encode_image`"""
         assert self._images is not None
-        return self._images.encode(image)
+        return self._images.encode(image, is_over)
 
     @property
     def block_bytes(self) -> int:

@@ -140,11 +140,9 @@ class Compilation:
 @dataclass(eq=False, slots=True)
 class ImageEncoding:
     """An image on its way from its pixels to what the model reads in its place (`Pending`). Shared by all requests of a
-    tenant with the same image. It gets rows or an error, once."""
+    tenant with the same image. It gets rows or an error, once, or neither if all of them end before."""
 
     reason: ClassVar[str] = WaitsFor.IMAGE
-    give_up_at: float
-    """In the engine's time: it gets an error then."""
     rows: ImageRows | None = None
     error: PenstockError | None = None
 

@@ -178,7 +178,11 @@ class Speculation:
         return guesser.guess(count)
 
     def _guesser_of(self, request: Request) -> Guesser | None:
-        """Made when a request may have guesses for the first time: those that wait need none."""
+        """Made when a request may have guesses for the first time: those that wait need none. A draft model counts
+        positions as text has them, so it has none for images whose tokens lie in a grid, nor for the text behind."""
+        in_grid = request.images is not None and self._intake.info.has_grid_positions
+        if in_grid and self._config.speculative == "draft_model":
+            return request.guesser
         if request.guesser is None and self.guesses_for_all and request.pooling is None:
             if self._config.speculative == "draft_model":
                 request.guesser = DraftModelGuesses(self._config.max_draft_tokens)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 from penstock.engines.contract.messages import ImageInput
 from penstock.engines.core import EngineCore
 from penstock.engines.openvino.runner import OpenVINORunner
+from penstock.engines.scheduler.queues import Policy
 from support.engine import Driver
 from support.images import IMAGE_TOKEN, SIDE, make_seeing_model, reference_tokens_with_images, tiles, with_images, words
 from support.models import reference_tokens
+from support.qwen_images import make_qwen, picture, reference_tokens_with_pictures, with_pictures
 
 COUNT = 10
 Tiles = np.ndarray[Any, Any]
@@ -39,9 +42,9 @@ def counted(runner: OpenVINORunner) -> list[bytes]:
     """The pixels of all images that it encodes from now on."""
     encoded, encode = [], runner.encode_image
 
-    def encode_image(image: ImageInput) -> Any:
+    def encode_image(image: ImageInput, is_over: Callable[[], bool]) -> Any:
         encoded.append(image.pixels)
-        return encode(image)
+        return encode(image, is_over)
 
     runner.encode_image = encode_image  # type: ignore[method-assign]
     return encoded
@@ -140,7 +143,7 @@ def test_preempted_requests_go_on(seeing: Any, make_runner: Any) -> None:
 def test_an_encoder_that_fails_ends_one_request(seeing: Any, make_runner: Any) -> None:
     folder, _ = seeing
     runner = make_runner(folder)
-    runner.encode_image = lambda pixels: 1 / 0
+    runner.encode_image = lambda *image: 1 / 0
     driver = Driver(runner, max_num_seqs=2)
     tokens, images = with_images(words(3, 1), tiles(1))
     [broken] = driver.add(tokens, COUNT, images=images)
@@ -183,25 +186,160 @@ def test_images_that_do_not_fit_their_words(spans: Any, size: int, message: str,
     assert message in error.message
 
 
-def test_an_encoding_that_takes_too_long_is_given_up(seeing: Any, make_runner: Any) -> None:
-    """The next image is encoded once the thread is free; what comes too late is kept for nobody."""
+class Gate:
+    """In front of a runner's encoder: images wait behind it, if need be without looking whether they are wanted."""
+
+    def __init__(self, runner: OpenVINORunner) -> None:
+        self.arrived = Queue[bytes]()
+        """Pixels of what is encoded, as it begins."""
+        self.stopped = Queue[bytes]()
+        """Of what was not wanted any more."""
+        self.may_go_on = threading.Event()
+        self.looks = True
+        self._encode = runner.encode_image
+        runner.encode_image = self.encode_image  # type: ignore[method-assign]
+
+    def encode_image(self, image: ImageInput, is_over: Callable[[], bool]) -> Any:
+        self.arrived.put(image.pixels)
+        while not self.may_go_on.wait(0.001):
+            if self.looks and is_over():
+                self.stopped.put(image.pixels)
+                return None
+        return self._encode(image, is_over)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_an_encoding_that_takes_too_long_is_given_up(looks: bool, seeing: Any, make_runner: Any) -> None:
+    """Then the next image is encoded; if the encoder does not stop, that one is given up, too, after some time."""
     folder, model = seeing
     runner = make_runner(folder)
-    encode, may_go_on = runner.encode_image, threading.Event()
-
-    def encode_late(image: ImageInput) -> Any:
-        assert may_go_on.wait(60)
-        return encode(image)
-
-    runner.encode_image = encode_late
-    driver = Driver(runner, max_num_seqs=1)
-    tokens, images = with_images(words(3, 1), tiles(1))
+    gate = Gate(runner)
+    gate.looks = looks
+    driver = Driver(runner, max_num_seqs=2)
+    (tokens, images), (behind, others) = (with_images(words(3, seed), tiles(seed)) for seed in (1, 2))
     [late] = driver.add(tokens, COUNT, images=images)
+    [next_one] = driver.add(behind, COUNT, images=others)
     driver.step()
+    gate.arrived.get(timeout=60)
     driver.now += 1000
     driver.step()
     error = driver.ends[late].error
     assert error is not None
     assert (error.code, error.message) == ("overloaded", "An image was not encoded in time.")
-    may_go_on.set()
+    assert next_one not in driver.ends
+    if not looks:
+        driver.now += 1000
+        driver.step()
+        assert driver.ends[next_one].error == error
+    gate.may_go_on.set()
+    driver.run()
+    if looks:
+        assert driver.tokens[next_one] == reference_tokens_with_images(model, behind, [tiles(2)], COUNT)
     assert answer(driver, tokens, images) == reference_tokens_with_images(model, tokens, [tiles(1)], COUNT)
+
+
+@pytest.mark.parametrize("end", ["abort", "deadline"])
+def test_what_nobody_waits_for_any_more_is_not_encoded(end: str, seeing: Any, make_runner: Any) -> None:
+    """The first of three is stopped, since it has begun, the second never begins. The third is for another request,
+    too, and goes on for that."""
+    folder, model = seeing
+    runner = make_runner(folder)
+    gate = Gate(runner)
+    driver = Driver(runner, max_num_seqs=2)
+    tokens, images = with_images(words(3, 1), *map(tiles, (1, 2, 3)))
+    [gone] = driver.add(tokens, COUNT, images=images, deadline=1.0 if end == "deadline" else None)
+    behind, others = with_images(words(4, 2), tiles(3))
+    [other] = driver.add(behind, COUNT, images=others)
+    driver.step()
+    assert gate.arrived.get(timeout=60) == images[0].pixels
+    if end == "abort":
+        driver.abort(gone)
+    driver.now += 2
+    driver.step()
+    assert driver.ends[gone].finish_reason == ("abort" if end == "abort" else "error")
+    if end == "deadline":  # which is looked at last in a step
+        assert driver.core.next_look == driver.now
+        driver.step()
+    assert gate.stopped.get(timeout=60) == images[0].pixels
+    assert gate.arrived.get(timeout=60) == others[0].pixels
+    gate.may_go_on.set()
+    driver.run()
+    assert driver.tokens[other] == reference_tokens_with_images(model, behind, [tiles(3)], COUNT)
+    assert gate.arrived.empty()
+    assert len(driver.ends) == 2
+    assert answer(driver, tokens, images) == reference_tokens_with_images(
+        model, tokens, [*map(tiles, (1, 2, 3))], COUNT
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("fcfs", ["a0", "b0", "c0", "d0", "a1", "a2", "a3"]),
+        ("priority", ["a0", "c0", "b0", "d0", "a1", "a2", "a3"]),
+        ("fair", ["a0", "d0", "a1", "a2", "a3", "b0", "c0"]),
+    ],
+)
+def test_requests_take_turns(policy: str, expected: list[str], seeing: Any, make_runner: Any) -> None:
+    """One with four images does not hold up others with one. All but d are of one tenant; c is urgent."""
+    runner = make_runner(seeing[0])
+    gate = Gate(runner)
+    driver = Driver(runner, max_num_seqs=8, policy=Policy(policy), ageing_seconds=0.001)
+    names: dict[bytes, str] = {}
+    for number, (name, count, priority) in enumerate((("a", 4, 0), ("b", 1, 0), ("c", 1, -1), ("d", 1, 0))):
+        tokens, images = with_images(words(3, 1), *(tiles(10 * number + n) for n in range(count)))
+        names |= {image.pixels: f"{name}{n}" for n, image in enumerate(images)}
+        driver.add(tokens, 1, images=images, priority=priority, tenant="two" if name == "d" else "one")
+        driver.step()
+        driver.now += 0.0001
+        if not number:
+            begun = [names[gate.arrived.get(timeout=60)]]
+    gate.may_go_on.set()
+    driver.run()
+    assert begun + [names[gate.arrived.get()] for _ in range(6)] == expected
+
+
+def test_closing_stops_the_encoder(seeing: Any, make_runner: Any) -> None:
+    runner = make_runner(seeing[0])
+    gate = Gate(runner)
+    driver = Driver(runner, max_num_seqs=2)
+    tokens, images = with_images(words(3, 1), tiles(1), tiles(2))
+    driver.add(tokens, COUNT, images=images)
+    driver.step()
+    gate.arrived.get(timeout=60)
+    assert isinstance(driver.core, EngineCore)
+    assert driver.core.images is not None
+    driver.core.images.close()
+    gate.stopped.get(timeout=60)
+    assert gate.arrived.empty()
+
+
+def test_an_encoding_is_left_where_it_is(tmp_path: Path, make_runner: Any) -> None:
+    """The one run of a large picture, which takes several looks. Then the encoder is loaded again, as it was for the
+    first image."""
+    make_qwen(tmp_path, "qwen2.5-vl")
+    runner = make_runner(tmp_path)
+    assert runner._images._loaded is None
+    assert runner._images.reserved_bytes > 0
+    [small], [large] = (with_pictures([], picture(1, side, side))[1] for side in (2, 150))
+    rows = runner.encode_image(small)
+    looks = iter((False, True))
+    assert runner.encode_image(large, lambda: next(looks)) is None
+    assert runner._images._loaded is None
+    np.testing.assert_array_equal(runner.encode_image(small), rows)
+
+
+def test_a_draft_model_has_no_guesses_beside_positions_in_a_grid(
+    tmp_path: Path, llama_dir: Path, make_runner: Any
+) -> None:
+    folder = tmp_path / "qwen"
+    model = make_qwen(folder, "qwen2.5-vl")
+    runner = make_runner(folder, draft_model_dir=llama_dir)
+    driver = Driver(runner, max_num_seqs=2, speculative="draft_model")
+    tokens, images = with_pictures(words(5, 1), picture(1), after=words(9, 2))
+    expected = reference_tokens_with_pictures(model, "qwen2.5-vl", tokens, [picture(1)], COUNT)
+    assert answer(driver, tokens, images) == expected
+    assert driver.core.stats().draft_tokens == 0
+    text = words(9, 3)
+    assert answer(driver, text, ()) == reference_tokens(model, text, COUNT)
+    assert driver.core.stats().draft_tokens > 0

@@ -56,7 +56,7 @@ class Architecture:
     expert_parts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Of the matrices that have all experts of a layer, with {} for an expert's number."""
     others: tuple[str, ...] = ()
-    """What config.json may call it, too: `settings` says when."""
+    """Further names of models that such a file may hold; `settings` says which, if it matters."""
     layers: str = "model.layers"
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"

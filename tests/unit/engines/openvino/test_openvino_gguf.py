@@ -160,6 +160,7 @@ def test_other_families(family: str, settings: dict[str, Any], tmp_path: Path, m
         ("granite", {"granite__rope__scaling__finetuned": False}, "Granite without rotary embedding"),
         ("olmo3", {"olmo2__attention__sliding_window_pattern": [True]}, "a pattern of windows for 1 layers"),
         ("qwen3-moe", {"qwen3moe__expert_count": None}, r"qwen3moe\.expert_count=None"),
+        ("gemma4", {"gemma4__expert_count": 4}, "Gemma 4's mixture is not read"),
         ("gpt-neox", {"gptneox__attention__layer_norm_epsilon": None}, "layer_norm_epsilon=None"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.gguf.architecture import (
     ATTENTION,
     FOUR_NORMS,
@@ -12,7 +13,6 @@ from penstock.engines.formats.gguf.architecture import (
     Config,
     layer_types,
     named,
-    of_experts,
 )
 from penstock.engines.formats.gguf.container import FileSettings
 
@@ -44,17 +44,10 @@ def gemma4(settings: FileSettings, config: Config) -> Config:
     rotated = sum(divisor < _NO_ANGLE for divisor in divisors) / len(divisors)
     whole = {"rope_type": "proportional", "partial_rotary_factor": rotated, "rope_theta": config["rope_theta"]}
     windowed = {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", 1e4)}
-    further: Config = {}
     if settings.get("expert_count"):
-        further = {
-            "enable_moe_block": True,
-            "num_experts": settings.count("expert_count"),
-            "top_k_experts": settings.count("expert_used_count"),
-            "moe_intermediate_size": settings.count("expert_feed_forward_length"),
-        }
+        raise UnsupportedError("the GGUF file has gemma4.expert_count: Gemma 4's mixture is not read from GGUF files")
     own, table = settings.get("embedding_length_per_layer_input"), settings.tensors.get("per_layer_token_embd.weight")
     return {
-        **further,
         "layer_types": kinds,
         "head_dim": settings.count("attention.key_length_swa"),
         "global_head_dim": config["head_dim"],
@@ -84,7 +77,6 @@ def _gemma_scale(config: Config, layers_of_27b: int) -> int:
     return scale
 
 
-_OF_AN_EXPERT = {"ffn_gate_up": "gate_up", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down"}
 _OWN_EMBEDDINGS = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
@@ -95,14 +87,6 @@ _EMBEDDINGS_OF_LAYERS = {
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
-_EXPERTS_BESIDE = {
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "ffn_gate_inp": "router.proj",
-    "ffn_gate_inp.scale": "router.scale",
-    "ffn_down_exps.scale": "router.per_expert_scale",
-}
 
 ARCHITECTURES = {
     "gemma4": Architecture(
@@ -112,10 +96,8 @@ ARCHITECTURES = {
             MLP,
             FOUR_NORMS,
             _OWN_EMBEDDINGS,
-            _EXPERTS_BESIDE,
             {"layer_output_scale.weight": "layer_scalar"},
         ),
-        of_experts({part: f"experts.{{}}.{name}_proj" for part, name in _OF_AN_EXPERT.items()}),
         other_parts=MappingProxyType(_EMBEDDINGS_OF_LAYERS),
         differing=("feed_forward_length", "attention.head_count_kv"),
         settings=gemma4,

@@ -88,7 +88,7 @@ ARCHITECTURES = {
     "deepseek2": Architecture(
         "DeepseekV2ForCausalLM",
         named(ATTENTION, MLP, TWO_NORMS, _LATENT, _ROUTER, SHARED_EXPERTS),
-        named(EXPERTS, {"ffn_gate_up_exps": "mlp.experts.{}.gate_up_proj"}),
+        EXPERTS,
         others=(_V3, _YOUTU, "Glm4MoeLiteForCausalLM"),
         settings=deepseek2,
     ),

@@ -35,13 +35,23 @@ _ARCHITECTURES = {
     "granitemoeshared": "granitemoe",
     "glm4_moe": "glm4moe",
     "lfm2_moe": "lfm2moe",
+    "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "youtu": "deepseek2",
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
     "ernie4_5_moe": "ernie4_5-moe",
     "minimax_m2": "minimax-m2",
 }
 """By model_type, where they are called otherwise."""
-_PAIRS = ("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo", "granitemoe", "granitemoeshared")
+_LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
+_PAIRS = (
+    *("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo"),
+    *("granitemoe", "granitemoeshared", "granitemoehybrid"),
+)
 """Model types whose queries and keys are turned in neighbouring pairs."""
 _MOST_LAYERS = 8
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
@@ -132,11 +142,21 @@ def _converted(
     if family in _PAIRS and part.endswith((".q_proj", ".k_proj")):
         count = heads if part.endswith(".q_proj") else key_heads
         values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    plus_one = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3_5", "qwen3_5_moe")
+    plus_one = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3_5", "qwen3_5_moe", "qwen3_next")
     if family in plus_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         values = values + 1
-    if ".linear_attn." in name:
+    if ".linear_attn." in name and family != "qwen3_next":
         name, values = _delta_net(name, values, config)
+    if name.endswith(("A_log", "mamba.D", "mamba.norm.weight")) and family == "granitemoehybrid":
+        values = -np.exp(values) if name.endswith("A_log") else values
+        values = values.reshape(config["mamba_n_groups"], -1) if name.endswith("norm.weight") else values[:, None]
+    elif name.endswith("A_log") and family == "qwen3_next":
+        values = -np.exp(values)
+    if name.endswith("conv1d.weight"):
+        values = values.reshape(len(values), -1)
+    name = name.replace("dt_bias", "dt_proj.bias")
+    if name.endswith("layer_scalar"):
+        name += ".weight"
     if family == "gpt2" and part.endswith((".c_attn", ".c_proj", ".c_fc")) and values.ndim > 1:
         values = values.T
     if part.endswith(".query_key_value"):
@@ -156,8 +176,15 @@ def _converted(
     name = name.replace(".expert_bias", ".expert_bias.bias")
     if name.endswith(".sinks"):
         name += ".weight"
-    if "_linear" in name and family.startswith("granitemoe"):
-        yield from _granite_experts(name, values)
+    if name.endswith("in_proj_qkvz.weight"):
+        yield from _by_key_head(name, values, config)
+    elif name.endswith("kv_b_proj.weight") and family in _LATENT:
+        both = values.reshape(heads, -1, values.shape[1])
+        keys, values = np.split(both, [config["qk_nope_head_dim"]], 1)
+        yield name.replace("kv_b", "k_b"), keys.swapaxes(1, 2)
+        yield name.replace("kv_b", "v_b"), values
+    elif "_linear" in name and family.startswith("granitemoe"):
+        yield from _granite_experts(name, values, bool(config["num_local_experts"]))
     elif family == "gpt_oss" and ".experts." in name:
         yield from _gpt_oss_experts(name, values)
     else:
@@ -183,12 +210,28 @@ def _delta_net(
         values = tiled(values)
     if name.endswith("A_log"):
         values = -np.exp(values)
-    return name.replace("dt_bias", "dt_proj.bias"), values
+    return name, values
 
 
-def _granite_experts(name: str, values: npt.NDArray[np.float32]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    experts = "experts" if values.ndim == 3 else "shared_experts"
-    prefix = re.sub(r"(block_sparse_moe|shared_mlp)\..*", f"mlp.{experts}", name)
+def _by_key_head(
+    name: str, values: npt.NDArray[np.float32], config: dict[str, Any]
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """Qwen3-Next's matrix as one of queries, keys and values, and one of gates."""
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, group = config["linear_key_head_dim"], heads // key_heads * config["linear_value_head_dim"]
+    grouped = values.reshape(key_heads, -1, values.shape[1])
+    parts = np.split(grouped, np.cumsum([key_dim, key_dim, group]), 1)
+    q, k, v, gates = (part.reshape(-1, values.shape[1]) for part in parts)
+    yield name.replace("qkvz", "qkv"), np.concatenate([q, k, v])
+    yield name.replace("qkvz", "z"), gates
+
+
+def _granite_experts(
+    name: str, values: npt.NDArray[np.float32], mixed: bool
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """`mixed`: there are experts beside the MLP that every token has."""
+    owner = "mlp.experts" if values.ndim == 3 else "mlp.shared_experts" if mixed else "mlp"
+    prefix = re.sub(r"(block_sparse_moe|shared_mlp)\..*", owner, name)
     names = ["down_proj"] if "output" in name else ["gate_proj", "up_proj"]
     yield from (
         (f"{prefix}.{part}.weight", some)
@@ -209,6 +252,10 @@ def _gpt_oss_experts(name: str, values: npt.NDArray[np.float32]) -> Iterator[tup
 
 def _rope_factors(config: dict[str, Any]) -> npt.NDArray[np.float32] | None:
     rope = config.get("rope_parameters") or {}
+    whole = rope.get("full_attention", {})
+    if whole.get("rope_type") == "proportional":
+        half = _global_head(config) // 2
+        return np.where(np.arange(half) < int(whole["partial_rotary_factor"] * half), 1, 1e30).astype(np.float32)
     if rope.get("rope_type") != "llama3":
         return None
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -247,6 +294,15 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         _write_value(
             writer, f"{writer.arch}.attention.head_count_kv", [config["num_key_value_heads"] * n for n in attends]
         )
+    if family == "granitemoehybrid":
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+        writer.add_ssm_inner_size(config["mamba_expand"] * hidden)
+        writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
+        heads_by_layer = [config["num_key_value_heads"] * (kind == "full_attention") for kind in config["layer_types"]]
+        _write_value(writer, f"{writer.arch}.attention.head_count_kv", heads_by_layer)
     if "linear_num_key_heads" in config:
         writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
         writer.add_ssm_state_size(config["linear_key_head_dim"])
@@ -302,7 +358,58 @@ def _write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]
         scale = config["max_position_embeddings"] / rope["original_max_position_embeddings"]
         factor = math.sqrt(1 + math.log(scale) / math.log(rope["original_max_position_embeddings"]))
         writer.add_rope_scaling_attn_factors(factor)
+    if family in _LATENT:
+        _write_latent(writer, config)
+    if family == "gemma4":
+        _write_gemma4(writer, config)
     _write_tokenizer(writer, folder)
+
+
+def _write_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Last among the sizes of heads, of which files have those of what is compressed, too."""
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_value_length_mla(config["v_head_dim"])
+    for name, value in (
+        ("attention.key_length", config["kv_lora_rank"] + config["qk_rope_head_dim"]),
+        ("attention.value_length", config["kv_lora_rank"]),
+        ("attention.head_count_kv", 1),
+        ("rope.dimension_count", config["qk_rope_head_dim"]),
+    ):
+        _write_value(writer, f"{writer.arch}.{name}", value)
+    if config.get("n_routed_experts"):
+        sigmoids = config["model_type"] != "deepseek_v2"
+        writer.add_expert_gating_func(
+            gguf.ExpertGatingFuncType.SIGMOID if sigmoids else gguf.ExpertGatingFuncType.SOFTMAX
+        )
+        writer.add_expert_group_count(config["n_group"] or 1)
+        writer.add_expert_group_used_count(config["topk_group"] or 1)
+
+
+def _global_head(config: dict[str, Any]) -> int:
+    """Size of a head of Gemma 4's layers without a window."""
+    return next(own["head_dim"] for own in config["per_layer_config"].values() if own.get("head_dim"))
+
+
+def _write_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    wide = [config["intermediate_size"]] * len(windowed)
+    if config["use_double_wide_mlp"]:
+        for n in range(1, config["num_kv_shared_layers"] + 1):
+            wide[-n] *= 2
+    for name, value in (
+        ("attention.key_length", _global_head(config)),
+        ("rope.dimension_count", _global_head(config)),
+        ("attention.key_length_swa", config["head_dim"]),
+        ("attention.shared_kv_layers", config["num_kv_shared_layers"]),
+        ("embedding_length_per_layer_input", config["hidden_size_per_layer_input"]),
+        ("feed_forward_length", wide),
+        ("rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        ("attention.sliding_window", config["sliding_window"]),
+        ("attention.sliding_window_pattern", windowed),
+    ):
+        _write_value(writer, f"{writer.arch}.{name}", value)
 
 
 def _write_windows(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:

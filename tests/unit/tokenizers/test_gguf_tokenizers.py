@@ -278,12 +278,22 @@ def test_special_tokens_in_a_text_and_by_role() -> None:
     }
 
 
+@pytest.mark.parametrize("text", ["The quick  fox", "ä\n\nfox ☃"])
+def test_gemma4_has_merges_in_place_of_scores(text: str) -> None:
+    original = sentencepiece(False)
+    metadata = sentencepiece_metadata(original, add_bos_token=False)
+    pairs = json.loads(original.to_str())["model"]["merges"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
+    found = tokenizer_of(metadata | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges})
+    assert found.encode(text).ids == original.encode(text, add_special_tokens=False).ids
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"scores": None}, "no tokenizer.ggml.scores"),
         ({"precompiled_charsmap": [1, 2]}, "precompiled_charsmap, which is not supported"),
-        ({"unknown_token_id": 10**6}, "vocabulary cannot be used"),
+        ({"unknown_token_id": 10**6}, "unknown_token_id=1000000, which is no token"),
         ({"tokens": ["a"] * 3}, "token_type has"),
         ({"token_type": 3}, "token_type has 3"),
     ],

@@ -132,6 +132,10 @@ _DEEPSEEK_LLM = (
 _DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
 _SEED_CODER = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + _LINES_AND_SPACES
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
@@ -153,12 +157,13 @@ _LIKE_SMOLLM = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exao
 # The expressions are those of the models' own tokenizer.json; llama.cpp's llama-vocab.cpp says which names share one.
 _SPLITS: dict[str, tuple[str, ...]] = {
     "default": _DEFAULT,
-    **dict.fromkeys((*_LIKE_LLAMA3, "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
+    **dict.fromkeys((*_LIKE_LLAMA3, "dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"), (_LLAMA3,)),
     **dict.fromkeys(_LIKE_QWEN2, (_QWEN2,)),
     "qwen35": (_QWEN35,),
     **dict.fromkeys((*_LIKE_GPT2, "gigachat", "a.x-4.0", "mellum"), (_GPT2,)),
     **dict.fromkeys(_LIKE_SMOLLM, _DIGITS_GPT2),
     "falcon": _FALCON,
+    "exaone-moe": (_EXAONE_MOE,),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (_BLOOM,)),
     "viking": (_BLOOM, r"\p{N}"),
     "tekken": (_TEKKEN,),
@@ -206,16 +211,7 @@ def byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
             f"the GGUF file splits texts by {name[:50]!r} (tokenizer.ggml.pre), which is not supported; "
             f"supported are {', '.join(sorted(_SPLITS))}"
         )
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
-        raise TokenizerError("the GGUF file has no tokenizer.ggml.merges")
-    try:
-        model = models.BPE(vocabulary.ids, [_pair(merge) for merge in merges], ignore_merges=name in _WHOLE_WORDS)
-    except BaseException as error:
-        if not is_of_the_library(error):
-            raise
-        raise TokenizerError(f"the GGUF file's vocabulary cannot be used: {error}") from None
-    tokenizer = Tokenizer(model)
+    tokenizer = Tokenizer(_model(vocabulary, _stored_merges(metadata), ignore_merges=name in _WHOLE_WORDS))
     if name in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[name]]
@@ -223,6 +219,22 @@ def byte_level_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, words])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise TokenizerError("the GGUF file has no tokenizer.ggml.merges")
+    return [_pair(merge) for merge in merges]
+
+
+def _model(vocabulary: Vocabulary, merges: list[tuple[str, str]], **settings: Any) -> models.BPE:
+    try:
+        return models.BPE(vocabulary.ids, merges, **settings)
+    except BaseException as error:
+        if not is_of_the_library(error):
+            raise
+        raise TokenizerError(f"the GGUF file's vocabulary cannot be used: {error}") from None
 
 
 def _pair(merge: object) -> tuple[str, str]:
@@ -249,20 +261,24 @@ def sentencepiece_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary)
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(vocabulary.texts):
         raise TokenizerError("the GGUF file has no tokenizer.ggml.scores for its tokens")
-    try:
-        model = models.BPE(
-            vocabulary.ids,
-            list(_merges(vocabulary, scores)),
-            byte_fallback=True,
-            fuse_unk=True,
-            unk_token=vocabulary.texts[metadata.get("tokenizer.ggml.unknown_token_id", 0)],
-        )
-    except BaseException as error:
-        if not is_of_the_library(error):
-            raise
-        raise TokenizerError(f"the GGUF file's vocabulary cannot be used: {error}") from None
-    tokenizer = Tokenizer(model)
     begins = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    return _spaced_tokenizer(metadata, vocabulary, list(_merges(vocabulary, scores)), begins)
+
+
+def gemma4_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Tokenizer:
+    """As `sentencepiece_tokenizer`, with merges in the file."""
+    return _spaced_tokenizer(metadata, vocabulary, _stored_merges(metadata), begins=False)
+
+
+def _spaced_tokenizer(
+    metadata: Mapping[str, Any], vocabulary: Vocabulary, merges: list[tuple[str, str]], begins: bool
+) -> Tokenizer:
+    """Texts are not split. `begins`: a space is put in front of them."""
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    if type(unknown) is not int or not 0 <= unknown < len(vocabulary.texts):
+        raise TokenizerError(f"the GGUF file has unknown_token_id={str(unknown)[:50]}, which is no token")
+    text = vocabulary.texts[unknown]
+    tokenizer = Tokenizer(_model(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token=text))
     spaces = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if begins else spaces
     parts = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -280,7 +296,7 @@ def _merges(vocabulary: Vocabulary, scores: list[float]) -> Iterator[tuple[str, 
                 yield text[:cut], text[cut:]
 
 
-_KINDS = {"gpt2": byte_level_tokenizer, "llama": sentencepiece_tokenizer}
+_KINDS = {"gpt2": byte_level_tokenizer, "llama": sentencepiece_tokenizer, "gemma4": gemma4_tokenizer}
 """By tokenizer.ggml.model."""
 _BEGIN_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "tekken")
 """Byte-level tokenizers that begin a text with their first token, unless the metadata says otherwise."""
@@ -343,7 +359,7 @@ def end_token_ids_of(metadata: Mapping[str, Any]) -> list[int]:
 
 def _around(metadata: Mapping[str, Any], kind: str) -> tuple[bool, bool]:
     """Whether a text is begun and ended by special tokens."""
-    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _BEGIN_BY_DEFAULT
+    begins = kind in ("llama", "gemma4") or metadata.get("tokenizer.ggml.pre") in _BEGIN_BY_DEFAULT
     return bool(metadata.get("tokenizer.ggml.add_bos_token", begins)), bool(
         metadata.get("tokenizer.ggml.add_eos_token", False)
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.files import gguf_files, read_tensors
-from penstock.engines.formats.gguf.tensors import BlockTensor
+from penstock.engines.formats.gguf.tensors import BlockTensor, JoinedHeads
 from penstock.engines.formats.model_files import weight_files
 from penstock.engines.formats.model_settings import text_name
 from penstock.engines.formats.quantized.bitsandbytes import CodebookTensor
@@ -27,7 +27,7 @@ from penstock.engines.formats.safetensors_file import StoredTensor, read_safeten
 from penstock.engines.host.content_digest import content_digest, file_state
 from penstock.engines.openvino.numerics import StoredTypes
 
-Tensor = StoredTensor | BlockTensor | QuantizedTensor
+Tensor = StoredTensor | BlockTensor | JoinedHeads | QuantizedTensor
 
 _BYTE = 8
 _MASKS = re.compile(r".*\.(attn|attention)\.(masked_)?bias")
@@ -153,7 +153,7 @@ class Checkpoint:
     def stored_parts(self, name: str) -> Sequence[StoredTensor | BlockTensor]:
         """What the files hold of a tensor."""
         tensor = self[name]
-        return tensor.parts if isinstance(tensor, QuantizedTensor) else (tensor,)
+        return tensor.parts if isinstance(tensor, QuantizedTensor | JoinedHeads) else (tensor,)
 
     def spare_bias(self, name: str) -> bool:
         """Whether this is the bias of a quantized matrix, and is all zeros: some tools write one for each."""

@@ -209,9 +209,11 @@ def qwen3_5_moe(c: Settings) -> DecoderSpec:
 
 @family("Qwen3NextForCausalLM")
 def qwen3_next(c: Settings) -> DecoderSpec:
-    """Matrices of its delta nets are ordered by head of keys."""
+    """Matrices of its delta nets are ordered by head of keys, but for those of GGUF files."""
     c = filled(c, num_key_value_heads=2, num_experts=512, num_experts_per_tok=10, norm_topk_prob=True)
     spec = _qwen_mixed(c, normalized=bool(c["norm_topk_prob"]))
+    if in_gguf(c):
+        return _with_deltas(spec, tiled=False)
     names = DeltaNames(qkv=("in_proj_qkvz",), beta="in_proj_ba")
     return _with_deltas(spec, names=names, by_key_head=True)
 

@@ -12,7 +12,7 @@ from penstock.engines.openvino.decoder_spec import DecoderSpec, Mamba2, TensorNa
 from penstock.engines.openvino.families_dense import granite
 from penstock.engines.openvino.families_hybrid import layers_with_attention, small_size, with_recurrent
 from penstock.engines.openvino.families_shared_experts import granite_moe_shared
-from penstock.engines.openvino.family import Settings, changed, family, filled, rotating
+from penstock.engines.openvino.family import Settings, changed, family, filled, in_gguf, rotating
 
 _USUAL_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 """Of layers, in place of those that older checkpoints have."""
@@ -36,7 +36,8 @@ def granite_hybrid(c: Settings) -> DecoderSpec:
         spec = granite_moe_shared(c)
     else:
         spec = granite(changed(c, {"intermediate_size": c["shared_intermediate_size"]}))
-        spec = replace(spec, names=TensorNames(mlp="shared_mlp", gate_up=("input_linear",), down="output_linear"))
+        names = TensorNames(mlp="shared_mlp", gate_up=("input_linear",), down="output_linear")
+        spec = spec if in_gguf(c) else replace(spec, names=names)
     rotates = c.get("position_embedding_type") == "rope"
     spec = rotating(spec, c, [rotates] * spec.num_layers)
     return with_recurrent(spec, _kinds(c), "linear_attention", _state_space(c))

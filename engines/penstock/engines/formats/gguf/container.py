@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,12 @@ def _blocks(name: str, shape: Shape, kind: int, begin: int, data: npt.NDArray[np
 class FileSettings:
     """The metadata are those whose names begin with the file's own architecture."""
 
-    def __init__(self, metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) -> None:
+    def __init__(
+        self, metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks], differing: Container[str] = ()
+    ) -> None:
+        """`differing`: settings that may differ between layers. Their count is the first layer's."""
         self._metadata = metadata
+        self._differing = differing
         self._prefix = f"{metadata['general.architecture']}."
         self.tensors = tensors
 
@@ -182,8 +186,8 @@ class FileSettings:
             value = [number for number in value if number != 0]
         if value is None and default is not None:
             return default
-        if isinstance(value, list) and len(set(map(str, value))) == 1:
-            value = value[0]  # one for each layer, all the same
+        if isinstance(value, list) and value and (name in self._differing or len(set(map(str, value))) == 1):
+            value = value[0]  # one for each layer
         if isinstance(value, list):
             raise UnsupportedError(f"the GGUF file has a {self._prefix}{name} that differs between layers")
         if type(value) is not int or value <= 0:

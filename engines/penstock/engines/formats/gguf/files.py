@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.errors import EngineError, UnsupportedError
-from penstock.engines.formats.gguf.architectures import ARCHITECTURES, Architecture, find_architecture
+from penstock.engines.formats.gguf.architecture import Architecture
+from penstock.engines.formats.gguf.architectures import ARCHITECTURES, find_architecture
 from penstock.engines.formats.gguf.container import FileSettings, GGUFFile, StoredBlocks, read_gguf
-from penstock.engines.formats.gguf.tensors import ROPE_FACTORS, ROPE_FACTORS_BY_LENGTH, BlockTensor, named_tensors
-from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
-from penstock.engines.formats.safetensors_file import StoredTensor
+from penstock.engines.formats.gguf.tensors import ROPE_FACTORS, ROPE_FACTORS_BY_LENGTH, FileTensor, named_tensors
 
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _NEUTRAL_ROPES = ("none", "", None)
@@ -42,7 +41,7 @@ def architecture_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlo
 def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) -> dict[str, Any]:
     """config.json. Raises EngineError where a setting is missing, UnsupportedError for what cannot be said in it."""
     architecture = architecture_of(metadata, tensors)
-    settings = FileSettings(metadata, tensors)
+    settings = FileSettings(metadata, tensors, architecture.differing)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise EngineError("the GGUF file has no matrix token_embd.weight")
@@ -167,7 +166,7 @@ def read_parts(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, StoredB
     return parts[0].metadata, tensors, [part.mapping for part in parts]
 
 
-def read_tensors(paths: Sequence[Path]) -> tuple[dict[str, StoredTensor | BlockTensor | Mxfp4Tensor], list[mmap.mmap]]:
+def read_tensors(paths: Sequence[Path]) -> tuple[dict[str, FileTensor], list[mmap.mmap]]:
     """By their names in Hugging Face's layout. Raises EngineError."""
     metadata, tensors, mappings = read_parts(paths)
     return named_tensors(tensors, architecture_of(metadata, tensors), config_of(metadata, tensors)), mappings

@@ -6,14 +6,14 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.engines.errors import EngineError
-from penstock.engines.formats.gguf.architectures import Architecture
+from penstock.engines.formats.gguf.architecture import Architecture
 from penstock.engines.formats.gguf.container import StoredBlocks
 from penstock.engines.formats.quantized.integers import Bytes
 from penstock.engines.formats.quantized.mxfp4 import Mxfp4Tensor
@@ -21,12 +21,8 @@ from penstock.engines.formats.safetensors_file import Shape, StoredTensor
 
 _FLOATS = ("F32", "F16", "BF16")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_KEYS, _VALUES, _BOTH = ".k_b_proj.weight", ".v_b_proj.weight", ".kv_b_proj.weight"
 _FUSED, _SEPARATE = "attn_qkv", ("attn_q", "attn_k", "attn_v")
-_PARAMETERS = (
-    *("self_attn.sinks.weight", "e_score_correction_bias.bias", "feed_forward.expert_bias.bias"),
-    *("mlp.expert_bias.bias", "linear_attn.A_log.weight", "linear_attn.dt_bias.bias"),
-)
-"""Which Hugging Face calls parameters of their own."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What the frequencies of rotary embedding are divided by: settings, that llama.cpp writes as a tensor."""
 ROPE_FACTORS_BY_LENGTH = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -61,18 +57,67 @@ class BlockTensor:
         return self.rows_f32(0, self.shape[0])
 
 
+@dataclass(frozen=True)
+class JoinedHeads:
+    """The matrix that keys and values come out of, of a file that has both apart, and the former turned."""
+
+    shape: Shape
+    """[heads * (size of a key + size of a value), rank]"""
+    heads: int
+    keys: StoredTensor | BlockTensor
+    """[heads * rank, size of a key]"""
+    values: StoredTensor | BlockTensor
+    """[heads * size of a value, rank]"""
+
+    dtype = "F32"
+
+    @property
+    def parts(self) -> tuple[StoredTensor | BlockTensor, ...]:
+        return self.keys, self.values
+
+    def rows_f32(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        rank, size, width = self.shape[1], self.shape[0] // self.heads, self.values.shape[0] // self.heads
+        first, last = start // size, -(-stop // size)
+        keys = self.keys.rows_f32(first * rank, last * rank).reshape(last - first, rank, -1).swapaxes(1, 2)
+        values = self.values.rows_f32(first * width, last * width).reshape(last - first, width, rank)
+        both = np.concatenate([keys, values], 1).reshape(-1, rank)
+        return both[start - first * size : stop - first * size]
+
+    def f32(self) -> npt.NDArray[np.float32]:
+        return self.rows_f32(0, self.shape[0])
+
+
+FileTensor = StoredTensor | BlockTensor | JoinedHeads | Mxfp4Tensor
+
+
+def joined_heads(name: str, keys: Any, values: Any) -> JoinedHeads:
+    """`keys` [heads, rank, size], `values` [heads, size, rank]. Raises EngineError."""
+    shapes = [part.shape for part in (keys, values) if isinstance(part, StoredTensor | BlockTensor)]
+    match shapes:
+        case [(heads, rank, size), (heads_of_values, width, rank_of_values)] if (heads, rank) == (
+            heads_of_values,
+            rank_of_values,
+        ):
+            keys, values = replace(keys, shape=(heads * rank, size)), replace(values, shape=(heads * width, rank))
+        case _:
+            raise EngineError(f"tensor {name} has no tensor of values that goes with it")
+    return JoinedHeads((heads * (size + width), rank), heads, keys, values)
+
+
 def named_tensors(
     tensors: Mapping[str, StoredBlocks], architecture: Architecture, config: Mapping[str, Any]
-) -> dict[str, StoredTensor | BlockTensor | Mxfp4Tensor]:
+) -> dict[str, FileTensor]:
     """By the names that a checkpoint of this architecture has; `config` is its config.json. A name that is not known
     stays as it is, and is refused as a tensor that no part of the model uses."""
-    tensors_by_name: dict[str, StoredTensor | BlockTensor | Mxfp4Tensor] = {}
+    tensors_by_name: dict[str, FileTensor] = {}
     for name, blocks in tensors.items():
         if name in (ROPE_FACTORS, *ROPE_FACTORS_BY_LENGTH) or _is_further(name, config):
             continue
         for renamed, part in _parts(name, blocks, architecture, config):
-            called = renamed.rpartition(".")[0] if renamed.endswith(_PARAMETERS) else renamed
-            tensors_by_name[called] = _tensor(part, renamed, architecture, config)
+            tensors_by_name[renamed] = _tensor(part, renamed, architecture, config)
+    for name in [name for name in tensors_by_name if name.endswith(_KEYS)]:
+        keys, values = tensors_by_name.pop(name), tensors_by_name.pop(name.replace(_KEYS, _VALUES), None)
+        tensors_by_name[name.replace(_KEYS, _BOTH)] = joined_heads(name, keys, values)
     return tensors_by_name
 
 
@@ -96,7 +141,12 @@ def _parts(
         yield (f"{whole[part]}.{kind}" if part in whole else name), blocks
         return
     layer, names = f"{architecture.layers}.{match[1]}", architecture.block_parts
-    if part in architecture.expert_parts:
+    if match[2] in names:
+        yield f"{layer}.{names[match[2]]}", blocks
+    elif part == "ssm_ba":
+        for separate, some in zip(("in_proj_b", "in_proj_a"), _by_turns(name, blocks, config), strict=True):
+            yield f"{layer}.linear_attn.{separate}.{kind}", some
+    elif part in architecture.expert_parts:
         for number, expert in enumerate(_experts(name, blocks)):
             yield f"{layer}.{architecture.expert_parts[part].format(number)}.{kind}", expert
     elif part == _FUSED and part not in names:
@@ -124,6 +174,16 @@ def _split(name: str, blocks: StoredBlocks, sizes: tuple[int, ...]) -> Iterator[
         yield StoredBlocks(blocks.dtype, (size, *blocks.shape[1:]), rows[end - size : end])
 
 
+def _by_turns(name: str, blocks: StoredBlocks, config: Mapping[str, Any]) -> Iterator[StoredBlocks]:
+    """Of each head of keys some rows of the first, then equally many of the second."""
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if len(blocks.shape) != 2 or blocks.shape[0] != 2 * heads or heads % key_heads:
+        raise EngineError(f"tensor {name} has shape {blocks.shape}, which does not match {heads} heads")
+    rows = blocks.rows.reshape(key_heads, 2, heads // key_heads, -1)
+    for number in range(2):
+        yield StoredBlocks(blocks.dtype, (heads, blocks.shape[1]), rows[:, number].reshape(heads, -1))
+
+
 def _qkv_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
     keys = config["num_key_value_heads"] * config["head_dim"]
     return config["num_attention_heads"] * config["head_dim"], keys, keys
@@ -132,7 +192,7 @@ def _qkv_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
 def _tensor(
     blocks: StoredBlocks, name: str, architecture: Architecture, config: Mapping[str, Any]
 ) -> StoredTensor | BlockTensor | Mxfp4Tensor:
-    part = name.rpartition(".")[0]
+    part = name.removesuffix(".weight").removesuffix(".bias")
     order, rows, shape = _order(part, architecture, config), blocks.rows, blocks.shape
     if order is not None:
         rows = _by_row(name, blocks)
@@ -147,8 +207,10 @@ def _tensor(
         rows = rows[order]
     if part.endswith("shared_expert_gate") and len(shape) == 1:
         shape = (1, *shape)
-    if part.endswith((".conv.conv", ".linear_attn.conv1d")) and len(shape) == 2:
+    if part.endswith((".conv.conv", ".linear_attn.conv1d", ".mamba.conv1d")) and len(shape) == 2:
         shape = (shape[0], 1, shape[1])
+    if part.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm")):
+        shape = (math.prod(shape),)
     stored = StoredTensor(blocks.dtype, shape, rows.reshape(-1))
     if part.endswith(".A_log"):  # the file has what it stands for
         with np.errstate(all="ignore"):

@@ -1,0 +1,137 @@
+"""What one value of general.architecture means: Hugging Face's names for the parts of a file, and settings that several
+families share.
+
+A function of settings takes a file's settings and config.json without them, and gives what is added to config.json, or
+takes the place of what is there.
+
+Names of tensors are those of gguf-py's tensor_mapping.py; what a file does not say and llama.cpp knows is in its
+src/models, and how its converter orders rows in its conversion/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from penstock.engines.errors import EngineError
+from penstock.engines.formats.gguf.container import FileSettings
+
+Config = Mapping[str, Any]
+
+USUAL_PATTERN = 4
+"""Of OLMo 3, EXAONE 4, Cohere 2 and AFMoE: each fourth layer attends to all tokens."""
+
+
+ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+TWO_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+NORMS_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+FOUR_NORMS = {**NORMS_BEHIND, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"{part}_shexp": name.replace("mlp.", "mlp.shared_expert.") for part, name in MLP.items()},
+}
+NORMS_OF_SEED = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+SHARED_EXPERTS = {f"{part}_shexp": name.replace("mlp.", "mlp.shared_experts.") for part, name in MLP.items()}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One value of general.architecture. Names are those of a checkpoint of Hugging Face."""
+
+    hugging_face: str
+    """What config.json calls it."""
+    block_parts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(ATTENTION | MLP | TWO_NORMS))
+    """Of a layer's parts. A key with the kind of a tensor, as exp_probs_b.bias, stands for that tensor alone, and
+    its value is a whole name."""
+    expert_parts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Of the matrices that have all experts of a layer, with {} for an expert's number."""
+    others: tuple[str, ...] = ()
+    """Further names of models that such a file may hold; `settings` says which, if it matters."""
+    layers: str = "model.layers"
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    other_parts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Of the rest of the model."""
+    eps_key: str = "rms_norm_eps"
+    """Of config.json."""
+    pairs_interleaved: bool = False
+    """The rows of queries and keys are in llama.cpp's order for rotary embedding."""
+    by_key_head: bool = False
+    """Hugging Face has for each head of keys its queries, its key and its value, where the file has all queries
+    first, then all keys, then all values."""
+    norms_plus_one: bool = False
+    """The 1 that Gemma adds to a norm's weights is in the file already."""
+    differing: tuple[str, ...] = ()
+    """Settings that may differ between layers. The first layer's are the common ones; `settings` reads the others."""
+    settings: Callable[[FileSettings, Mapping[str, Any]], Mapping[str, Any]] = lambda settings, config: {}
+    """What the family has beyond the common settings, or in their place; gets config.json with those."""
+
+    @property
+    def eps(self) -> str:
+        """Of the metadata."""
+        return f"attention.layer_norm_{'rms_' if self.eps_key == 'rms_norm_eps' else ''}epsilon"
+
+
+def named(*parts: Mapping[str, str]) -> Mapping[str, str]:
+    return MappingProxyType({key: name for part in parts for key, name in part.items()})
+
+
+def of_experts(names: Mapping[str, str]) -> Mapping[str, str]:
+    return MappingProxyType({f"{part}_exps": name for part, name in names.items()})
+
+
+EXPERTS = of_experts({part: name.replace("mlp.", "mlp.experts.{}.") for part, name in MLP.items()})
+MIXTRAL_EXPERTS = of_experts(
+    {part: f"block_sparse_moe.experts.{{}}.{name}" for part, name in zip(MLP, ("w1", "w3", "w2"), strict=True)}
+)
+ROUTED = named(ATTENTION, TWO_NORMS, SHARED_EXPERT, {"ffn_gate_inp": "mlp.gate"})
+LLAMA = Architecture("LlamaForCausalLM", pairs_interleaved=True)
+
+
+def experts(settings: FileSettings, name: str) -> Config:
+    return {name: settings.count("expert_count"), "num_experts_per_tok": settings.count("expert_used_count")}
+
+
+def experts_of_qwen(settings: FileSettings) -> Config:
+    return {**experts(settings, "num_experts"), "moe_intermediate_size": settings.rows_of("ffn_gate_exps")}
+
+
+def experts_of_deepseek(settings: FileSettings) -> Config:
+    return {
+        **experts(settings, "n_routed_experts"),
+        "n_shared_experts": settings.count("expert_shared_count", 0),
+        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "first_k_dense_replace": settings.count("leading_dense_block_count", 0),
+        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
+    }
+
+
+def layer_types(settings: FileSettings, config: Config) -> list[str]:
+    """By a list with an entry for each layer, or the number of layers from one without a window to the next."""
+    layers, pattern = config["num_hidden_layers"], settings.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        every = settings.count("attention.sliding_window_pattern", USUAL_PATTERN)
+        pattern = [(n + 1) % every != 0 for n in range(layers)]
+    if len(pattern) != layers:
+        raise EngineError(f"the GGUF file has a pattern of windows for {len(pattern)} layers, and {layers} layers")
+    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+
+
+def scales_of_granite(settings: FileSettings, config: Config) -> Config:
+    return {
+        "attention_multiplier": settings.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": settings.number("embedding_scale", 1.0),
+        "residual_multiplier": settings.number("residual_scale", 1.0),
+        "logits_scaling": settings.number("logit_scale", 1.0),
+    }

@@ -61,6 +61,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Of the pool, for all groups together."""
     states: StateGroup | None = None
     """Of recurrent layers; None: the model has none."""
+    guess_states: int = 0
+    """States of recurrent layers that there is room for beside those rows: one for each guess of a step, and one for
+    each request whose last guesses were not all right, up to the end of its next step."""
     eos_token_ids: tuple[int, ...]
     runner: str
     """The runner's name and its settings, for logs and /version: "openvino bf16, kv u8, 2 threads"."""

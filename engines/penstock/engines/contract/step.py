@@ -114,7 +114,9 @@ class SchedulerOutput:
     """id -> guesses of the tokens behind its last known one: the last of its scheduled tokens in this step. The runner
     samples at the last known token and at each guess, and keeps what it samples up to and including the first token
     that differs from the guess. No step under way samples for such a request. A list of TO_BE_DRAFTED asks the runner's
-    draft model for so many guesses. It may make fewer, and the request then computes fewer tokens."""
+    draft model for so many guesses. It may make fewer, and the request then computes fewer tokens. Where there are
+    `ModelInfo.states`, the last known token and the guesses behind it have one entry in the table of rows, and there
+    are at most `ModelInfo.guess_states` guesses in a step, less one for each state that others have left there."""
     forced: dict[int, list[int]] = field(default_factory=dict)
     """id -> tokens of `ModelRunnerOutput.forced` behind its last one, known or to be sampled by a step under way: the
     last of its scheduled tokens in this step. The runner takes them as the request's tokens, and samples behind the

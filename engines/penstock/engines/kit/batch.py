@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ Floats = npt.NDArray[np.float32]
 
 NO_INTS: Ints = np.zeros(0, np.int64)
 NO_TOKENS: Int32s = np.zeros(0, np.int32)
+NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -64,6 +66,10 @@ class StepBatch:
     """Hidden states are asked for, too."""
     features: Floats | None = None
     """[T, width], of a draft head: what it is given beside each token."""
+    state_reads: Mapping[int, int] = NOTHING
+    """Request -> the row of states that it goes on from, where its table does not say so (`GuessStates`)."""
+    state_writes: Mapping[int, Sequence[int]] = NOTHING
+    """Request that verifies guesses -> rows for the states behind each of its tokens but the last."""
     grid_positions: Ints | None = None
     """[T, 3]: those that turn queries and keys, as `GridPositions` has them; None: `positions`, three times."""
     embeddings: tuple[Ints, Floats] | None = None

@@ -123,23 +123,27 @@ class StateSpace(NamedTuple):
     """Tokens between checkpoints; 0: the model has no recurrent layers."""
     row_bytes: int
     working_rows: int
+    guess_rows: int = 0
+    """Beside those of the pool (`ModelInfo.guess_states`)."""
 
     @classmethod
     def of(cls, config: CacheSettings, interval: int, row_bytes: int, free: int) -> StateSpace:
         """Each seat has a checkpoint and a row in use, each step under way a row for each interval of its tokens; or as
         many as a share of the memory holds, and then requests wait for rows as they wait for blocks. That memory is
-        kv_cache_memory, or the `free` bytes."""
+        kv_cache_memory, or the `free` bytes. Guesses get what is left of the share, within bounds."""
         if not interval:
             return cls(0, 0, 0)
         if config.num_blocks is None and config.kv_cache_memory is not None:
             free = parse_memory(config.kv_cache_memory, free=free)
         least = _ROWS_OF_SEAT + _STEPS * (-(-config.max_num_batched_tokens // interval) + 2)
         rows = least + _ROWS_OF_SEAT * (config.max_num_seqs - 1)
-        return cls(interval, row_bytes, min(rows, max(least, int(free * _SHARE_OF_STATES) // row_bytes)))
+        share = int(free * _SHARE_OF_STATES) // row_bytes
+        working = min(rows, max(least, share))
+        return cls(interval, row_bytes, working, min(_MOST_GUESS_ROWS, max(_LEAST_GUESS_ROWS, share - working)))
 
     @property
     def working_bytes(self) -> int:
-        return self.working_rows * self.row_bytes
+        return (self.working_rows + self.guess_rows) * self.row_bytes
 
     def bytes_beside(self, block_size: int) -> int:
         """Of checkpoints, for each block."""
@@ -157,6 +161,9 @@ _STEPS = 2
 """Under way."""
 _SHARE_OF_STATES = 0.25
 """Of the memory, for rows in use."""
+_LEAST_GUESS_ROWS, _MOST_GUESS_ROWS = 4, 16
+"""More of them would be for batches so large that guesses are not worth their time. Linux gives them no memory before
+they are used."""
 
 
 class LayerGroup(NamedTuple):

@@ -9,8 +9,9 @@ import numpy as np
 
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.errors import InvalidRequestError, NumericalError, PenstockError
-from penstock.engines.kit.batch import NO_INTS, Floats, Ints, StepBatch
+from penstock.engines.kit.batch import NO_INTS, NOTHING, Floats, Ints, StepBatch
 from penstock.engines.kit.extra_rows import NOT_FINITE, BatchPart, ExtraRows, plan_extra_rows, split_scored
+from penstock.engines.kit.guess_states import GuessStates
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.kit.sampling import SamplingState, token_logprobs_rows
 
@@ -98,10 +99,12 @@ class StepPlanner:
     """Reads the table, and writes into it what is known of a step before it computes: guesses, forced tokens, and how
     many tokens its requests will have."""
 
-    def __init__(self, table: RequestTable, max_scored: int) -> None:
-        """`max_scored`: positions of prompts whose logits may be in one batch."""
+    def __init__(self, table: RequestTable, max_scored: int, guess_states: GuessStates | None = None) -> None:
+        """`max_scored`: positions of prompts whose logits may be in one batch; `guess_states`: of a model with
+        recurrent layers."""
         self._table = table
         self._max_scored = max_scored
+        self._guess_states = guess_states
         self._last: tuple[list[int], PlannedBatch] | None = None
         """The newest step's requests and batch, if it `only_decodes`."""
 
@@ -192,6 +195,9 @@ class StepPlanner:
             late, places = late - counts if len(late) else late, places + counts
         table.num_tokens[sampling_rows] = places + 1
         owners, positions = _tokens(rows, begins, computed, scheduled)
+        reads, writes = NOTHING, NOTHING
+        if self._guess_states is not None:
+            reads, writes = self._guess_states.take([step.request_ids[i] for i in indices.tolist()], step.drafts)
         batch = StepBatch(
             token_ids=table.tokens[owners, positions],
             positions=positions,
@@ -202,6 +208,8 @@ class StepPlanner:
             logits_at=last_ones if extra is None else extra.logits_at(begins, last_ones),
             adapter_slots=table.adapter_slots[rows],
             wants_hidden=extra is not None and bool(extra.pooling),
+            state_reads=reads,
+            state_writes=writes,
             grid_positions=_grid_positions(table, rows, begins, positions) if table.grids else None,
             embeddings=_embeddings(table, part, begins) if table.embeddings else None,
         )

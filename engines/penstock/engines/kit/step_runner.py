@@ -18,6 +18,7 @@ from penstock.engines.kit.batch import NO_TOKENS, Floats, Model, Outputs
 from penstock.engines.kit.draft_model import DraftModel
 from penstock.engines.kit.extra_rows import WatchLogits
 from penstock.engines.kit.grammars import Grammars
+from penstock.engines.kit.guess_states import GuessStates
 from penstock.engines.kit.request_table import RequestTable
 from penstock.engines.kit.sampling import Sampler
 from penstock.engines.kit.sampling.plain import largest
@@ -54,7 +55,9 @@ class StepRunner:
         self._grammars = Grammars(model_dir, info)
         self._table = RequestTable(info, num_rows, model.adapter_slot, self._grammars)
         self._sampler = Sampler(info.vocab_size, min(usable_cores(), _SAMPLING_THREADS))
-        self._planner = StepPlanner(self._table, max_scored=max(1, _SCORED_BYTES // (4 * info.vocab_size)))
+        self._guess_states = GuessStates(info) if info.guess_states else None
+        max_scored = max(1, _SCORED_BYTES // (4 * info.vocab_size))
+        self._planner = StepPlanner(self._table, max_scored, self._guess_states)
         self._under_way: deque[PlannedStep] = deque()
         self._computing: int | None = None
         """The buffer that was started and not yet waited for."""
@@ -74,6 +77,8 @@ class StepRunner:
     def submit(self, step: SchedulerOutput) -> None:
         """`ModelRunner.submit`."""
         self._table.apply(step)
+        if self._guess_states is not None:
+            self._guess_states.forget(step)
         drafting = None
         if self._draft_model is not None:
             under_way = {request_id for planned in self._under_way for request_id in planned.request_ids}
@@ -108,6 +113,8 @@ class StepRunner:
                 self._start(step.buffer, following)
         if not step.batches:
             self._begin_next()
+        if self._guess_states is not None:
+            self._guess_states.verified(step.request_ids, step.output)
         return step.output
 
     def reset(self) -> None:
@@ -115,6 +122,8 @@ class StepRunner:
         self._under_way.clear()
         self._table.clear()
         self._planner.reset()
+        if self._guess_states is not None:
+            self._guess_states.reset()
         if self._draft_model is not None:
             self._draft_model.reset()
         if self._computing is not None:

@@ -17,7 +17,7 @@ import openvino.opset15 as ops
 from penstock.engines.kit.batch import GroupTables, Int32s, Ints, StepBatch, row_ends
 from penstock.engines.openvino.decoder_inputs import Input
 from penstock.engines.openvino.graph_nodes import Node, i64
-from penstock.engines.openvino.recurrent import delta_loop
+from penstock.engines.openvino.recurrent import delta_loop, rows_before
 
 _LEAST_TOKENS = 8
 """Of a request in a step: for fewer there is too much beside them."""
@@ -81,6 +81,7 @@ def requests_in_runs(batch: StepBatch, tables: GroupTables, block_size: int) -> 
     """Of a step: those that this is faster for. `tables`: of rows, as the contract has them."""
     num_tokens, num_kept = batch.scheduled, np.ones_like(batch.scheduled)
     fits = num_tokens >= _LEAST_TOKENS
+    fits[list(batch.state_writes)] = False  # each of their tokens leaves a state
     for request in np.flatnonzero(fits).tolist():
         num_kept[request] = len(_ends(batch, tables, block_size, request))
     fits &= num_kept <= _GAIN
@@ -94,7 +95,8 @@ def prompt_inputs(
     batch: StepBatch, tables: GroupTables, block_size: int, requests: Ints
 ) -> tuple[dict[str, Any], Int32s]:
     """`PROMPT_INPUTS` of these requests, and into which rows the states go."""
-    runs = [run for request in requests.tolist() for run in _runs(batch, tables, block_size, request)]
+    before = rows_before(batch, tables, block_size).tolist()
+    runs = [run for request in requests.tolist() for run in _runs(batch, tables, block_size, request, before[request])]
     begins, counts, read, written, is_last = np.array(runs, np.int64).reshape(-1, 5).T
     entries = np.arange(counts.max(initial=1))
     tokens, live = begins[:, None] + entries, entries < counts[:, None]
@@ -116,10 +118,10 @@ def _ends(batch: StepBatch, tables: GroupTables, block_size: int, request: int) 
 
 
 def _runs(
-    batch: StepBatch, tables: GroupTables, block_size: int, request: int
+    batch: StepBatch, tables: GroupTables, block_size: int, request: int, read: int
 ) -> list[tuple[int, int, int, int, bool]]:
-    """First token of the step, how many, row to read and to write, whether it is all that the request has."""
+    """First token of the step, how many, row to read and to write, whether it is all that the request has. `read`: the
+    row that the request goes on from."""
     begin, computed, rows = int(batch.begins[request]), int(batch.computed[request]), tables.block_ids[request]
-    read = int(rows[(computed - 1) // block_size]) + 1 if computed else 0
     ends = _ends(batch, tables, block_size, request)
     return [(begin, end - computed, read, int(rows[(end - 1) // block_size]) + 1, end == ends[-1]) for end in ends]

@@ -242,16 +242,18 @@ def _tables_of(compiled: Any) -> list[tuple[str, Any, list[int]]]:
 def state_inputs(batch: StepBatch, tables: GroupTables, block_size: int) -> dict[str, Int32s]:
     """`STATE_INPUTS` of a batch; `tables`: of its requests' rows, as the contract has them."""
     ids, requests, ends = tables.block_ids, np.arange(len(batch.computed)), batch.computed + batch.scheduled
-    before = ids[requests, np.maximum(batch.computed - 1, 0) // block_size]
-    read = np.where(batch.computed > 0, before + 1, 0)
+    read = rows_before(batch, tables, block_size)
     first, last = (ids[requests, at // block_size] + 1 for at in (batch.computed, ends - 1))
     intervals = ends + 1  # no checkpoint within a step, unless the row changes there
     counts = np.full(len(requests) + 1, 2)
     counts[0] = 0
     rows = [np.stack([read, last], 1).ravel()]
     changing = np.flatnonzero(first != last)
-    if len(changing):
+    if len(changing) or batch.state_writes:
         rows = list(rows[0].reshape(-1, 2))
+        for i, beside in batch.state_writes.items():
+            intervals[i], counts[i + 1] = 1, 2 + len(beside)
+            rows[i] = np.array([read[i], *(row + 1 for row in beside), last[i]])
         for i in changing.tolist():
             start, end = int(batch.computed[i]), int(ends[i])
             interval = intervals[i] = gcd(*row_ends(ids[i], start, end, block_size)[:-1])
@@ -264,6 +266,15 @@ def state_inputs(batch: StepBatch, tables: GroupTables, block_size: int) -> dict
         _PAST: batch.computed.astype(np.int32),
         _INTERVAL: intervals.astype(np.int32),
     }
+
+
+def rows_before(batch: StepBatch, tables: GroupTables, block_size: int) -> Int32s:
+    """[S]: which row of the tables each request of a batch goes on from. `tables`: as `state_inputs` has them."""
+    before = np.maximum(batch.computed - 1, 0) // block_size
+    rows = np.where(batch.computed > 0, tables.block_ids[np.arange(len(before)), before] + 1, 0).astype(np.int32)
+    for request, row in batch.state_reads.items():
+        rows[request] = row + 1
+    return rows
 
 
 def delta_inputs(batch: StepBatch, all_inputs: Mapping[str, Int32s], beside: Ints) -> dict[str, Int32s | Ints]:

@@ -66,7 +66,7 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
         )
         states = space.group(count, loaded.block_size)
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
-        loaded.use_blocks(count, states.num_rows if states else 0)
+        loaded.use_blocks(count, states.num_rows + space.guess_rows if states else 0)
         words = loaded.words
         if draft:
             words += f", {head.words if head else f'draft model of {draft.source.num_layers} layers'}"
@@ -76,11 +76,12 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
             kv_groups=kv_groups,
             states=states,
             num_blocks=count,
+            guess_states=space.guess_rows,
             eos_token_ids=source.eos_token_ids,
             runner=words,
             numerics=source.numerics.words,
             supports_pooling=True,
-            supports_drafts=states is None,
+            supports_drafts=True,
             has_draft_model=draft is not None,
             supports_grammars=True,
             supports_processors=True,

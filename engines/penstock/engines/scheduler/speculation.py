@@ -6,7 +6,8 @@ Guesses are verified by the model, several in one step (Leviathan et al., arXiv:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.engines.contract.messages import RequestOutput, SamplingParams
@@ -43,6 +44,7 @@ class Worth(NamedTuple):
     """What the step gives to prompts."""
 
 
+_NO_DRAFTS: Mapping[int, Sequence[int]] = MappingProxyType({})
 _UNKNOWN = Worth(0.0, 0.0, 0)
 
 
@@ -68,6 +70,11 @@ class Speculation:
         """The same of those with a grammar."""
         self._worth = _UNKNOWN
         """Of the newest step: it counts until the next one is planned."""
+        self._states = intake.info.states
+        self._guess_states = intake.info.guess_states
+        self._beside: dict[Run, int] = {}
+        """Requests whose last guesses were not all right, with the number of the step that has verified them: up to
+        the end of the next one their states are where those of guesses are."""
         self._awaited: Run | None = None
         """The request for whose guesses the next step was held back."""
 
@@ -96,9 +103,9 @@ class Speculation:
             return False
         if newest.step.drafts:
             return True
-        room = self._config.max_num_batched_tokens
         for run in ready:
             waits_for_token = run.num_computed_tokens + 1 >= run.request.num_tokens
+            room = self._room(self._config.max_num_batched_tokens, run.num_computed_tokens, newest.number + 1)
             if waits_for_token and run.request.looks_ahead and self.guesses(run, room, self._worth):
                 self._awaited = run
                 return True
@@ -121,7 +128,8 @@ class Speculation:
             if ahead and self._running.grow(run, len(ahead), step):
                 step.forced[run.id] = list(ahead)
             else:
-                ahead = [] if num_pending else self.guesses(run, room, self._worth)
+                room_for_guesses = self._room(room, step.num_computed_tokens[index], new.number, step.drafts)
+                ahead = [] if num_pending else self.guesses(run, room_for_guesses, self._worth)
                 if run is awaited and not ahead and run.request.guesser is not None:
                     run.request.guesser.missed()
                 if not ahead or not self._running.grow(run, len(ahead), step):
@@ -154,6 +162,15 @@ class Speculation:
         if num_generating > _MOST_DRAFTED:
             return math.inf
         return self.draft_pace.seconds(num_generating, 0.0) / max(1, num_generating)
+
+    def _room(self, room: int, position: int, number: int, drafts: Mapping[int, Sequence[int]] = _NO_DRAFTS) -> int:
+        """How many guesses, at most `room`, can follow the token at `position` in step `number`, which has `drafts`
+        already. Those of one request go as far as a row of states does: so a checkpoint is never among them."""
+        if self._states is None:
+            return room
+        self._beside = {run: n for run, n in self._beside.items() if run.has_seat and run.last_step in (n, number)}
+        left = self._guess_states - len(self._beside) - sum(map(len, drafts.values()))
+        return max(0, min(room, left, -(position + 1) % self._states.table.block_size))
 
     def guesses(self, run: Run, room: int, worth: Worth) -> list[int]:
         """Tokens to verify beside the request's next one, at most `room`. `worth`: of the step, or of the newest one.
@@ -219,6 +236,8 @@ class Speculation:
             computed = run.verified(start, len(sampled))
             drafted = None if result.drafting is None else result.drafting.num_guesses.get(request.id)
             num_guessed = len(step.drafts[request.id]) if drafted is None else drafted
+            if self._states is not None and len(sampled) <= num_guessed:
+                self._beside[run] = done.number
             if num_guessed:
                 self._intake.stats.draft_tokens += num_guessed
                 self._intake.stats.accepted_tokens += len(sampled) - 1

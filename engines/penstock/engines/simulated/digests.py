@@ -105,6 +105,9 @@ class PagedDigests:
         slots[table[position // size] * size + position % size] = digest
         return digest
 
+    def go_back(self, tables: Sequence[Sequence[int]], position: int, digest: int) -> None:
+        """What was computed behind a position, which has this digest, counts no more."""
+
     def _window(self, table: Sequence[int], size: int, start: int, end: int) -> int:
         """The sum of the slots of positions start..end-1."""
         total = 0
@@ -156,6 +159,10 @@ class RecurrentDigests(PagedDigests):
         *blocks, rows = tables
         super()._keep(blocks, position, digest)
         self._rows[rows[position // self._size]] = digest ^ self._salt
+
+    def go_back(self, tables: Sequence[Sequence[int]], position: int, digest: int) -> None:
+        """What rows for guesses do in a real runner: the state behind that position is the request's."""
+        self._rows[tables[-1][position // self._interval]] = digest ^ self._salt
 
     def spoil(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
         *blocks, rows = tables

@@ -54,6 +54,7 @@ class AdapterShelf:
 
 
 _POOLED_SIZE = 16
+_GUESS_STATES = 12
 
 
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +152,8 @@ class SimulatedRunner(AdapterShelf):
             runner="simulated",
             supports_logprobs=False,
             supports_pooling=True,
-            supports_drafts=config.states is None,
+            supports_drafts=True,
+            guess_states=_GUESS_STATES if config.states is not None else 0,
         )
         self._config = config
         self._sleep = sleep
@@ -270,6 +272,8 @@ class SimulatedRunner(AdapterShelf):
             sampled.append(self._sample(state, digest))
             if sampled[-1] != guess:
                 break
+        last = known - 2 + len(sampled)
+        self._cache.go_back(state.tables, last, digests[last - start])
         return sampled
 
     def _sample(self, state: _State, digest: int) -> int:

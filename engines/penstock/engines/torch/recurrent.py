@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PretrainedConfig
@@ -70,12 +71,12 @@ class StatePiece(NamedTuple):
 
 
 def plan_pieces(batch: StepBatch, places: Ints, block_size: int, device: torch.device) -> Iterator[StatePiece]:
-    """In the order in which they are computed. `places`: as in `StepTensors`; the last of the batch's groups has the
-    rows."""
+    """In the order in which they are computed: a piece ends where the row changes, and where guesses are verified
+    behind each token. `places`: as in `StepTensors`; the last of the batch's groups has the rows."""
     rows, starts, ends = batch.groups[-1].block_ids, batch.computed, batch.computed + batch.scheduled
     all_stops = [
-        row_ends(of_request, start, end, block_size)
-        for of_request, start, end in zip(rows, starts.tolist(), ends.tolist(), strict=True)
+        list(range(start + 1, end + 1)) if i in batch.state_writes else row_ends(rows[i], start, end, block_size)
+        for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True))
     ]
     for number in range(max(map(len, all_stops))):
         stops = np.array([of_request[min(number, len(of_request) - 1)] for of_request in all_stops])
@@ -85,17 +86,25 @@ def plan_pieces(batch: StepBatch, places: Ints, block_size: int, device: torch.d
                 continue
             chosen = np.flatnonzero((counts == count) & ((starts == 0) == is_first))
             at = (batch.begins[chosen] + starts[chosen] - batch.computed[chosen])[:, None] + np.arange(count)
-            reads, writes = ((positions - 1) // block_size for positions in (starts[chosen], stops[chosen]))
+            reads, writes = (
+                [_row_behind(batch, rows, i, int(positions[i]) - 1, block_size) for i in chosen.tolist()]
+                for positions in (starts, stops)
+            )
             yield StatePiece(
                 torch.from_numpy(places[at]).to(device),
-                None if is_first else _rows(rows[chosen, reads], device),
-                _rows(rows[chosen, writes], device),
+                None if is_first else torch.tensor(reads, device=device),
+                torch.tensor(writes, device=device),
             )
         starts = stops
 
 
-def _rows(numbers: Any, device: torch.device) -> Tensor:
-    return torch.from_numpy(numbers.astype(np.int64)).to(device)
+def _row_behind(batch: StepBatch, rows: npt.NDArray[np.int32], request: int, position: int, block_size: int) -> int:
+    """Which row has the state behind a position of a request, once it is computed."""
+    token = position - int(batch.computed[request])
+    if token < 0 and request in batch.state_reads:
+        return batch.state_reads[request]
+    beside = batch.state_writes.get(request, ())
+    return beside[token] if 0 <= token < len(beside) else int(rows[request, position // block_size])
 
 
 class RecurrentHandler(Protocol):

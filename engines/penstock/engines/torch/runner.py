@@ -73,7 +73,7 @@ class TorchRunner(StepRunner, WithAdapters[TorchAdapters]):
         states = space.group(count, block_size)
         load_configured(config.adapters, self._adapters.prepare, self._adapters.install)
         cache = TorchKVCache(layers.attention, count, block_size, device)
-        tables = TorchStates(layers.states, states.num_rows, device) if states else None
+        tables = TorchStates(layers.states, states.num_rows + space.guess_rows, device) if states else None
         self._threaded = ThreadedModel(PagedModel(model, cache, tables), self._adapters)
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         info = ModelInfo(
@@ -82,11 +82,12 @@ class TorchRunner(StepRunner, WithAdapters[TorchAdapters]):
             kv_groups=groups,
             states=states,
             num_blocks=count,
+            guess_states=space.guess_rows,
             eos_token_ids=eos_token_ids(config.model_dir, vocab_size),
             runner=f"torch {NAMES[dtype]}, {device}, {where}",
             numerics=f"{NAMES[dtype]} on {device.type}",
             supports_pooling=model.base_model is not model,
-            supports_drafts=states is None,
+            supports_drafts=True,
             supports_grammars=True,
             supports_processors=True,
             work=count_work(model, layers.layouts, threads),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -66,9 +66,9 @@ class StepBatch:
     """Hidden states are asked for, too."""
     features: Floats | None = None
     """[T, width], of a draft head: what it is given beside each token."""
-    state_reads: Mapping[int, int] = NOTHING
+    state_reads: Mapping[int, int] = field(default_factory=lambda: NOTHING)
     """Request -> the row of states that it goes on from, where its table does not say so (`GuessStates`)."""
-    state_writes: Mapping[int, Sequence[int]] = NOTHING
+    state_writes: Mapping[int, Sequence[int]] = field(default_factory=lambda: NOTHING)
     """Request that verifies guesses -> rows for the states behind each of its tokens but the last."""
     grid_positions: Ints | None = None
     """[T, 3]: those that turn queries and keys, as `GridPositions` has them; None: `positions`, three times."""

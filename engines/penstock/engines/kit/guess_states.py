@@ -57,7 +57,8 @@ class GuessStates:
                 continue
             num_right = len(tokens) - 1
             if 0 <= num_right < len(rows):
-                self._kept[request_id] = rows.pop(num_right)
+                self._kept[request_id] = rows[num_right]
+                rows = rows[:num_right] + rows[num_right + 1 :]
             self._free += rows
 
     def reset(self) -> None:

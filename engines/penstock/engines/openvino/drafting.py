@@ -133,6 +133,8 @@ def _check_draft_model(draft: DecoderSpec, target: DecoderSpec) -> None:
     if draft.vocab_size != target.vocab_size:
         raise UnsupportedError(f"its vocabulary has {draft.vocab_size} tokens, the model's {target.vocab_size}")
     _check_windows("the draft model", draft)
+    if draft.is_hybrid:
+        raise UnsupportedError("the draft model has recurrent layers")
 
 
 def _check_windows(words: str, spec: DecoderSpec) -> None:

@@ -128,9 +128,6 @@ class OpenVINORunner(StepRunner, WithAdapters[OpenVINOAdapters]):
 
 def check_hybrid(config: OpenVINOConfig) -> None:
     """Raises UnsupportedError for settings that a model with recurrent layers does not go with."""
-    if config.draft_model_dir is not None or config.mtp:
-        name = "speculative" if config.mtp else "speculative_model"
-        raise UnsupportedError("a model with recurrent layers cannot take back guesses that prove wrong", param=name)
     if config.activations == "mixed":
         raise UnsupportedError(
             "activations=mixed cannot be combined with recurrent layers, whose states have one type",

@@ -77,17 +77,17 @@ def test_a_context_is_as_long_as_asked_for_or_as_the_model_allows() -> None:
 
 def test_states_get_rows_for_seats_steps_and_checkpoints() -> None:
     space = StateSpace.of(Settings(), 16, 10, free=10**6)
-    assert space.working_bytes == 120
+    assert space.working_bytes == 120 + 160
     assert space.bytes_beside(8) == 5
     assert space.group(20, 8) == StateGroup(16, 12 + 10, 8)
     assert StateSpace.of(Settings(), 0, 0, free=10**6).group(20, 8) is None
 
 
-@pytest.mark.parametrize(("free", "rows"), [(440, 11), (0, 10)])
-def test_seats_without_memory_for_states_wait_for_rows(free: int, rows: int) -> None:
-    """There are always enough for one request in two steps."""
+@pytest.mark.parametrize(("free", "rows", "guesses"), [(720, 12, 6), (440, 11, 4), (0, 10, 4)])
+def test_seats_without_memory_for_states_wait_for_rows(free: int, rows: int, guesses: int) -> None:
+    """There are always enough for one request in two steps, and for some guesses."""
     space = StateSpace.of(Settings(), 16, 10, free=free)
-    assert space.working_rows == rows
+    assert (space.working_rows, space.guess_rows) == (rows, guesses)
     assert StateGroup(16, rows, 8).largest_chunk(32, 2) == 32
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.engines.core import EngineCore
 from penstock.engines.errors import InvalidRequestError, UnsupportedError
 from penstock.engines.kit.batch import NO_INTS, NO_TOKENS, GroupTables, StepBatch
 from penstock.engines.kit.cache_size import state_interval
@@ -20,10 +19,10 @@ from penstock.engines.openvino.delta_prompts import prompt_inputs, requests_in_r
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.recurrent import delta_inputs, state_inputs
 from penstock.engines.openvino.runner import check_hybrid
-from penstock.engines.scheduler.config import SchedulerConfig
 from support.engine import Driver as EngineDriver
 from support.engine import Failing
-from support.models import SHAPE, load_reference, make_model, reference_tokens
+from support.guesses import guessed
+from support.models import SHAPE, load_reference, make_model, reference_answers, reference_tokens
 from support.runner import Driver, prompt
 
 CONFIG = SHAPE | {"architectures": ["Lfm2ForCausalLM"]}
@@ -182,19 +181,10 @@ def test_weights_in_8_bits(family: str, precision: str, tmp_path: Path, make_run
     assert len(tokens) == 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"draft_model_dir": "."}, "recurrent layers cannot take back guesses"),
-        ({"state_interval": 33}, "state_interval=33 is not a multiple"),
-    ],
-)
-def test_settings_that_it_refuses(settings: dict[str, Any], message: str, tmp_path: Path, make_runner: Any) -> None:
+def test_an_interval_is_made_of_blocks(tmp_path: Path, make_runner: Any) -> None:
     make_model(tmp_path, "lfm2")
-    if "draft_model_dir" in settings:
-        settings = {"draft_model_dir": make_model(tmp_path / "draft")}
-    with pytest.raises((UnsupportedError, InvalidRequestError), match=message):
-        make_runner(tmp_path, **settings)
+    with pytest.raises(InvalidRequestError, match="state_interval=33 is not a multiple"):
+        make_runner(tmp_path, state_interval=33)
 
 
 def test_states_have_one_type() -> None:
@@ -202,10 +192,52 @@ def test_states_have_one_type() -> None:
         check_hybrid(OpenVINOConfig(Path(), activations="mixed"))
 
 
-def test_guesses_need_more_than_checkpoints(tmp_path: Path, make_runner: Any) -> None:
+def test_guesses_leave_a_state_behind_each_token() -> None:
+    """The second request verifies two guesses, the third one goes on from where its last right guess was."""
+    batch, tables = _step([3, 5, 9], [1, 3, 1], [[10, 0], [20, 21], [30, 31]], 8)
+    batch.state_writes, batch.state_reads = {1: [50, 51]}, {2: 52}
+    inputs = state_inputs(batch, tables, 8)
+    begins, rows = inputs["la.block_indices_begins"], inputs["la.block_indices"].tolist()
+    assert [rows[a:b] for a, b in pairwise(begins)] == [[11, 11], [21, 51, 52, 21], [53, 32]]
+    assert inputs["la.cache_interval"].tolist() == [8, 1, 8]
+
+
+def test_requests_with_guesses_do_not_go_in_runs() -> None:
+    batch, tables = _step([3, 5, 9], [9, 9, 9], [[10, 0], [20, 0], [30, 0]], 32)
+    batch.state_writes, batch.state_reads = {1: [*range(50, 58)]}, {2: 60}
+    chosen = requests_in_runs(batch, tables, 32)
+    assert chosen.tolist() == [0, 2]
+    assert prompt_inputs(batch, tables, 32, chosen)[0]["prompts.rows"].tolist() == [11, 61]
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "granite-hybrid"])
+def test_guesses_change_no_token(family: str, tmp_path: Path, make_runner: Any) -> None:
+    """Right and wrong ones, across checkpoints, by requests that run beside each other and preempt each other."""
+    make_model(tmp_path, family)
+    runner = make_runner(tmp_path, num_blocks=8)
+    prompts = [prompt(20 + 9 * n, n) for n in range(4)]
+    plain, stats = guessed(runner, prompts, "off")
+    assert plain == reference_answers(load_reference(tmp_path), prompts, 40, plain)
+    tokens, stats = guessed(runner, prompts, "ngram", [[*t[:9], 7, *t[10:23], 8, 9, *t[25:]] for t in plain])
+    assert tokens == plain
+    assert stats.preemptions
+    assert 20 < stats.accepted_tokens < stats.draft_tokens
+
+
+def test_a_draft_model_guesses_for_it(tmp_path: Path, make_runner: Any) -> None:
+    """One that knows nothing of the model, and is mostly wrong."""
     make_model(tmp_path, "lfm2")
-    with pytest.raises(UnsupportedError, match="--speculative: this engine cannot verify guesses"):
-        EngineCore(make_runner(tmp_path), SchedulerConfig(speculative="ngram"), lambda: 0.0)
+    draft = make_model(tmp_path / "draft", "llama", num_hidden_layers=1)
+    runner = make_runner(tmp_path, draft_model_dir=draft)
+    plain, _ = guessed(runner, [prompt(40, 1), prompt(9, 2)], "off")
+    tokens, stats = guessed(runner, [prompt(40, 1), prompt(9, 2)], "draft_model")
+    assert tokens == plain
+    assert stats.draft_tokens
+
+
+def test_a_draft_model_has_no_states(llama_dir: Path, tmp_path: Path, make_runner: Any) -> None:
+    with pytest.raises(UnsupportedError, match="speculative-model: the draft model has recurrent layers"):
+        make_runner(llama_dir, draft_model_dir=make_model(tmp_path, "lfm2"))
 
 
 @pytest.mark.parametrize(

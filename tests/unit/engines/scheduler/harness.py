@@ -20,6 +20,7 @@ from penstock.engines.contract.messages import (
 from penstock.engines.contract.model_info import ModelInfo
 from penstock.engines.contract.step import ModelRunnerOutput, SchedulerOutput
 from penstock.engines.core import EngineCore
+from penstock.engines.kit.guess_states import GuessStates
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.simulated import SimulatedConfig, SimulatedRunner
 from penstock.kvcache import BlockPool, HybridCacheManager, KVGroup, StateGroup
@@ -54,6 +55,7 @@ class WatchedRunner(SimulatedRunner):
         self.num_computed = 0
         """Steps that came to a result."""
         self.known: set[int] = set()
+        self.guess_states = GuessStates(self.info)
         self.problems: list[str] = []
         """An exception would look like a failed step: findings are kept until a test asks."""
 
@@ -62,12 +64,14 @@ class WatchedRunner(SimulatedRunner):
         self._check(self._check_ids, step)
         self._check(self._check_counts, step)
         self._check(self._check_writes, step)
+        self._check(self._check_states, step)
         self._check(self.before, step)
         super().submit(step)
 
     def collect(self) -> ModelRunnerOutput:
         step = self._under_way[0].step
         result = super().collect()
+        self.guess_states.verified(step.request_ids, result)
         self.num_computed += 1
         self._check(self.after, step, result)
         return result
@@ -108,6 +112,19 @@ class WatchedRunner(SimulatedRunner):
         self._require(not busy & set(step.request_ids), "nobody knows what the step before will find out")
         self._require(not self._sampling() & set(step.drafts), "guesses behind a token that is not known")
 
+    def _check_states(self, step: SchedulerOutput) -> None:
+        """There are rows for the states behind guesses, and no checkpoint is among them."""
+        if self.info.states is None:
+            return
+        self.guess_states.forget(step)
+        self.guess_states.take(step.request_ids, step.drafts)
+        size = self.info.states.table.block_size
+        for request_id, start, count in zip(
+            step.request_ids, step.num_computed_tokens, step.num_scheduled_tokens, strict=True
+        ):
+            crosses = start // size != (start + count - 1) // size
+            self._require(request_id not in step.drafts or not crosses, "guesses on both sides of a checkpoint")
+
     def _sampling(self) -> set[int]:
         """Ids for which steps under way sample."""
         known = dict(self._states)
@@ -142,6 +159,7 @@ class WatchedRunner(SimulatedRunner):
     def reset(self) -> None:
         super().reset()
         self.known.clear()
+        self.guess_states.reset()
 
 
 class CoreRig:

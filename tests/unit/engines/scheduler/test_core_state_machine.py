@@ -443,6 +443,8 @@ class HybridEngineMachine(EngineMachine):
         spare_budget=st.sampled_from([0, 3, 8, 30]),
         depth=st.integers(1, 3),
         spare_rows=st.sampled_from([0, 1, 5, 100, 100]),
+        speculative=st.sampled_from(["off", "ngram", "ngram"]),
+        vocab=st.sampled_from([2, 8]),
         policy=st.sampled_from(Policy),
         caching=st.sampled_from([True, True, False]),
     )
@@ -454,11 +456,13 @@ class HybridEngineMachine(EngineMachine):
         spare_budget: int,
         depth: int,
         spare_rows: int,
+        speculative: str,
+        vocab: int,
         policy: Policy,
         caching: bool,
     ) -> None:
         groups, interval = stateful
-        self.eos, self.groups, self.vocab_size = (), (*groups, KVGroup(1, 2)), FIRST + 8
+        self.eos, self.groups, self.vocab_size = (), (*groups, KVGroup(1, 2)), FIRST + vocab
         self.short_of_rows = spare_rows < 100
         self.rig = make_rig(
             num_blocks,
@@ -468,6 +472,7 @@ class HybridEngineMachine(EngineMachine):
             max_num_seqs=seats,
             max_num_batched_tokens=seats + spare_budget,
             steps_in_flight=depth,
+            speculative=speculative,
             policy=policy,
             enable_prefix_caching=caching,
         )

@@ -19,6 +19,7 @@ from penstock.engines.torch.probe import inspect_layers
 from penstock.engines.torch.recurrent import plan_pieces
 from penstock.gateway.models.memory.state_shape import StateShape, read_states
 from support.engine import Driver
+from support.guesses import guessed
 from support.models import load_reference, reference_answers, reference_tokens
 from unit.engines.torch.families import SHAPE, make_family
 
@@ -85,6 +86,9 @@ def test_tokens_are_those_of_transformers(family: str, tmp_path: Path, make_runn
         answers = [driver.tokens[i] for i in ids]
         assert answers == reference_answers(reference, PROMPTS, 12, answers)
         assert len({token for tokens in answers for token in tokens}) > 5
+    tokens, stats = guessed(runner, PROMPTS, "off", [[*tokens[:3], 7, *tokens[4:]] for tokens in answers], 12)
+    assert tokens == answers
+    assert 5 < stats.accepted_tokens < stats.draft_tokens
     [request] = driver.add([*PROMPTS[1], 5, 6], 6)
     driver.run()
     assert driver.stats.prefix_hits == 32

@@ -483,10 +483,10 @@ def test_states_count_beside_keys_and_values(folder: Path, runner: str, summed: 
     options = {"kv_cache_dtype": "bf16", "state_interval": 512, "max_num_seqs": 8, "max_num_batched_tokens": 1024}
     assert context_bytes(engine(runner, folder, **options)) == pytest.approx(token + row / 512)
     cache = demand(runner, folder, **options, num_blocks=48).host.cache
-    assert cache.fixed == pytest.approx(48 * 32 * (token + row / 512) + (2 * 8 + 2 * (2 + 2)) * row)
+    assert cache.fixed == pytest.approx(48 * 32 * (token + row / 512) + (2 * 8 + 2 * (2 + 2) + 16) * row)
     assert demand(runner, folder, **options, kv_cache_memory="1GiB").host.cache == CacheWish(fixed=GIB)
     wish = demand(runner, folder, **options, max_model_len=32).host.cache
-    assert wish.least == pytest.approx(32 * (token + row / 512) + (2 + 2 * (2 + 2)) * row)
+    assert wish.least == pytest.approx(32 * (token + row / 512) + (2 + 2 * (2 + 2) + 4) * row)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ class RecurrentDigests(PagedDigests):
 
     def go_back(self, tables: Sequence[Sequence[int]], position: int, digest: int) -> None:
         """What rows for guesses do in a real runner: the state behind that position is the request's."""
-        self._rows[tables[-1][position // self._interval]] = digest ^ self._salt
+        self._rows[tables[-1][position // self._size]] = digest ^ self._salt
 
     def spoil(self, tables: Sequence[Sequence[int]], start: int, end: int) -> None:
         *blocks, rows = tables

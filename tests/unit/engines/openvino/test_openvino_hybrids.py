@@ -19,6 +19,7 @@ from penstock.engines.openvino.delta_prompts import prompt_inputs, requests_in_r
 from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.recurrent import delta_inputs, state_inputs
 from penstock.engines.openvino.runner import check_hybrid
+from support.draft_heads import make_eagle3
 from support.engine import Driver as EngineDriver
 from support.engine import Failing
 from support.guesses import guessed
@@ -224,10 +225,14 @@ def test_guesses_change_no_token(family: str, tmp_path: Path, make_runner: Any) 
     assert 20 < stats.accepted_tokens < stats.draft_tokens
 
 
-def test_a_draft_model_guesses_for_it(tmp_path: Path, make_runner: Any) -> None:
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_draft_guesses_for_it(kind: str, tmp_path: Path, make_runner: Any) -> None:
     """One that knows nothing of the model, and is mostly wrong."""
     make_model(tmp_path, "lfm2")
-    draft = make_model(tmp_path / "draft", "llama", num_hidden_layers=1)
+    if kind == "model":
+        draft = make_model(tmp_path / "draft", "llama", num_hidden_layers=1)
+    else:
+        draft = make_eagle3(tmp_path / "draft", eagle_aux_hidden_state_layer_ids=[1, 2, 3])
     runner = make_runner(tmp_path, draft_model_dir=draft)
     plain, _ = guessed(runner, [prompt(40, 1), prompt(9, 2)], "off")
     tokens, stats = guessed(runner, [prompt(40, 1), prompt(9, 2)], "draft_model")

@@ -75,13 +75,13 @@ WAITING = ("differential", "exchanges", "flow", "protocol")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Families that differ in little from others are for EVERY_FAMILY=1. Where several processes share the files, some
-    wait while others compute, to the end."""
+    """Families that differ in little from others are for EVERY_FAMILY=1; to skip them takes longer than to leave them
+    out. Where several processes share the files, some wait while others compute, to the end."""
     if not os.environ.get("EVERY_FAMILY"):
-        skipped = pytest.mark.skip(reason="a family much like others: EVERY_FAMILY=1")
-        for item in items:
-            if _is_like_others(item):
-                item.add_marker(skipped)
+        others = [item for item in items if _is_like_others(item)]
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
     if not hasattr(config, "workerinput"):
         return
     here = Path(__file__).parent

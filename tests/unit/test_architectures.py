@@ -31,13 +31,13 @@ def test_every_architecture_is_served_or_refused_with_a_reason() -> None:
     assert set(read().verdicts) == set(model_types())
 
 
-@pytest.mark.parametrize("name", model_types())
-def test_the_registry_refuses_what_the_page_refuses(name: str) -> None:
-    said = on_openvino(name)
-    with pytest.raises(UnsupportedError) as caught:
-        parse_config({"architectures": [name]})
-    is_refused = f"architecture {name} is not supported by the openvino runner: {said}" in caught.value.message
-    assert is_refused == (said != "text only" and not said.startswith("yes"))
+def test_the_registry_refuses_what_the_page_refuses() -> None:
+    for name in model_types():
+        said = on_openvino(name)
+        with pytest.raises(UnsupportedError) as caught:
+            parse_config({"architectures": [name]})
+        is_refused = f"architecture {name} is not supported by the openvino runner: {said}" in caught.value.message
+        assert is_refused == (said != "text only" and not said.startswith("yes")), name
 
 
 @pytest.mark.parametrize("name", ["OlmoForCausalLM", "BertLMHeadModel", "MambaForCausalLM", "Qwen3_5ForCausalLM"])

@@ -26,6 +26,8 @@ from support.engine import Failing
 from support.models import SHAPE, load_reference, make_model, reference_tokens
 from support.runner import Driver, prompt
 
+_WIDE = {"mamba_d_ssm": None, "mamba_proj_bias": True, "tie_word_embeddings": True}
+_WITHOUT_EXPERTS = ["linear_attention", "mlp", "full_attention"]
 CONFIG = SHAPE | {"architectures": ["Lfm2ForCausalLM"]}
 
 
@@ -110,7 +112,7 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         state_interval(48, 1, 1, 32)
 
 
-@pytest.mark.families("lfm2-moe", "qwen3.5", "granite-hybrid")
+@pytest.mark.families("lfm2-moe", "qwen3.5", "granite-hybrid", "nemotron-h")
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
@@ -128,6 +130,14 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("granite-hybrid", {}),
         ("granite-hybrid", {"num_local_experts": 0, "mamba_n_groups": 2, "position_embedding_type": "rope"}),
         ("granite-hybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3}),
+        ("bamba", {}),
+        ("bamba", {"mamba_n_groups": 4, "mamba_proj_bias": True, "mlp_bias": True, "attention_bias": True}),
+        ("falcon-h1", {}),
+        ("falcon-h1", {"mamba_rms_norm": True, "mamba_n_groups": 2, "mlp_bias": True, "attention_bias": True}),
+        ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, **_WIDE, "projectors_bias": True}),
+        ("nemotron-h", {}),
+        ("nemotron-h", {"moe_latent_size": 24, "use_bias": True, "mlp_bias": True, "n_group": 2, "n_groups": 8}),
+        ("nemotron-h", {"norm_topk_prob": False, "use_conv_bias": False, "layers_block_type": _WITHOUT_EXPERTS}),
         ("lfm3", {}),
         ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False, "conv_bias": True, "attention_bias": True}),
         ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),

@@ -60,8 +60,8 @@ _BY_TYPE = {
 }
 """By architecture, and by model_type of the language model where there are several."""
 
-_PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
-"""The last where the whole model was saved without a head."""
+_PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.", "backbone.")
+"""language_model. alone where the whole model was saved without a head; backbone. of Nemotron-H."""
 _TIED = "tie_word_embeddings"
 """What the whole model says of it holds."""
 _HEAD = "language_model.lm_head"

@@ -215,13 +215,17 @@ class DecoderBuilder:
     def _layer(self, x: Node, n: int) -> Node:
         layer, scale = self._spec.layers[n], self._spec.residual_scale
         norms = layer.norms
-        normed = self._layer_norm(x, n, norms.before_attention)
-        y = self._mixer(normed, n)
         if layer.parallel:
+            normed = self._layer_norm(x, n, norms.before_attention)
+            y = self._mixer(normed, n)
             if norms.before_mlp != norms.before_attention:
                 normed = self._layer_norm(x, n, norms.before_mlp)
             return ops.add(x, ops.add(y, self._mlp(normed, n)))
-        x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_attention), scale))
+        if layer.mixer is not None:
+            y = self._mixer(self._layer_norm(x, n, norms.before_attention), n)
+            x = ops.add(x, scaled(self._layer_norm(y, n, norms.after_attention), scale))
+        if layer.mlp is None:
+            return x
         y = self._mlp(self._layer_norm(x, n, norms.before_mlp), n)
         if layer.beside is not None:
             y = ops.add(self._layer_norm(y, n, norms.beside[0]), self._beside(x, n, layer.beside))
@@ -249,10 +253,13 @@ class DecoderBuilder:
         return self._norm(x, name and f"{self._spec.names.layers}.{n}.{name}", self._spec.hidden_size)
 
     def _mixer(self, x: Node, n: int) -> Node:
-        mixer = self._spec.layers[n].mixer
-        if isinstance(mixer, Attention):
-            return self._attention(x, n)
-        return self._recurrent.layer(x, n, mixer)
+        layer = self._spec.layers[n]
+        assert layer.mixer is not None
+        if not isinstance(layer.mixer, Attention):
+            return self._recurrent.layer(x, n, layer.mixer)
+        y = self._attention(scaled(x, layer.mixer.input_scale), n)
+        y = scaled(y, layer.mixer.output_scale)
+        return y if layer.with_states is None else ops.add(y, self._recurrent.layer(x, n, layer.with_states))
 
     def _attention(self, x: Node, n: int, width: int = 0) -> Node:
         """`width` of x; 0: that of the hidden state."""
@@ -365,17 +372,24 @@ class DecoderBuilder:
 
     def _mlp(self, x: Node, n: int) -> Node:
         names, mlp = self._spec.names, self._spec.layers[n].mlp
+        assert mlp is not None
         prefix = f"{names.layers}.{n}." + (names.mlp and f"{names.mlp}.")
         return self._one_mlp(x, prefix, mlp) if isinstance(mlp, MLP) else self._experts(x, prefix, mlp)
 
-    def _one_mlp(self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = (), down: str = "") -> Node:
-        """Without `gate_up` and `down`: the names that all MLPs have."""
+    def _one_mlp(
+        self, x: Node, prefix: str, mlp: MLP, gate_up: tuple[str, ...] = (), down: str = "", width: int = 0
+    ) -> Node:
+        """Without `gate_up` and `down`: the names that all MLPs have. `width` of x; 0: that of the hidden state."""
         names, inner, transposed = self._spec.names, mlp.intermediate_size, mlp.transposed
+        width = width or self._spec.hidden_size
         activate, sizes = self._activation(mlp, prefix), (inner,) * (1 + mlp.gated)
-        first, *second = self._linears(x, prefix, gate_up or names.gate_up, sizes, mlp.bias, transposed=transposed)
+        matrices = gate_up or names.gate_up
+        first, *second = self._linears(x, prefix, matrices, sizes, mlp.bias, width, transposed=transposed)
+        first = scaled(first, mlp.gate_scale)
         first = sparse(first, mlp.sparsity) if mlp.sparsity else first
         y = ops.multiply(activate(first), second[0]) if second else activate(first)
-        return self._linear(y, prefix + (down or names.down), self._spec.hidden_size, inner, mlp.bias, transposed)
+        y = self._linear(y, prefix + (down or names.down), width, inner, mlp.bias, transposed)
+        return scaled(y, mlp.output_scale)
 
     def _activation(self, mlp: MLP, prefix: str) -> Callable[[Node], Node]:
         if mlp.activation != "xielu":
@@ -400,11 +414,15 @@ class DecoderBuilder:
             own = f"{prefix}{names.experts}.{number}."
             if mixture.clamp is not None:
                 return self._clamped_mlp(rows, own, mixture.expert, mixture.clamp)
-            return self._one_mlp(rows, own, mixture.expert, gate_up, names.expert_down)
+            return self._one_mlp(rows, own, mixture.expert, gate_up, names.expert_down, mixture.latent_size)
 
         logits = self._route(routed, prefix + names.router, mixture.count, mixture.router_bias)
         correction = names.correction and self._weights.vector(prefix + names.correction, mixture.count)
-        y = mix(x, logits, mixture, expert, correction or None, scales)
+        hidden, latent = self._spec.hidden_size, mixture.latent_size
+        bias = mixture.shared is not None and mixture.shared.bias
+        inside = self._linear(x, prefix + names.latent[0], latent, hidden, bias) if latent else x
+        y = mix(inside, logits, mixture, expert, correction or None, scales)
+        y = self._linear(y, prefix + names.latent[1], hidden, latent, bias) if latent else y
         if mixture.shared is None:
             return y
         shared = self._one_mlp(x, f"{prefix}{names.shared_expert}.", mixture.shared)

@@ -18,6 +18,9 @@ Scores = Literal["softmax", "sigmoid", "sparse mixer"]
 NormKind = Literal["rms", "rms without weights", "layer", "layer without bias", "layer without weights"]
 """A layer norm subtracts the mean, and usually has a bias; an RMS norm has none. Without weights there is no bias
 either."""
+GatedNorm = Literal["gate first", "norm first", "gate alone"]
+"""What becomes of a state space's result: it is multiplied by gates, then normed; or the other way round; or it is not
+normed."""
 QKVRows = Literal["whole", "by key head"]
 """Order of the rows in a matrix of queries, keys and values: all queries, then all keys, then all values; or for each
 head of keys its queries, its key and its value."""
@@ -75,6 +78,7 @@ class TensorNames:
     """What is added to the experts' scores where they are chosen, not where they are weighed; "": nothing."""
     experts: str = "experts"
     shared_expert: str = "shared_expert"
+    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,8 @@ class Attention:
     """The layer whose keys and values it attends to, in place of its own."""
     score_cap: float = 0.0
     """Scores become cap * tanh(score / cap); 0: they stay as they are."""
+    input_scale: float = 1.0
+    output_scale: float = 1.0
 
     @property
     def q_size(self) -> int:
@@ -171,6 +177,9 @@ class MLP:
     bias: bool = False
     transposed: bool = False
     """Its matrices are stored as [in, out]."""
+    gate_scale: float = 1.0
+    """Of what is activated."""
+    output_scale: float = 1.0
     sparsity: float = 0.0
     """So large a share of what the activation gets becomes 0, if it is distributed normally: what is less than mean and
     standard deviation say. The rest is what it is above that."""
@@ -225,6 +234,9 @@ class Experts:
     router_norm: bool = False
     """The router gets its input normed, with weights of its own, and each expert's weight is scaled by a number."""
     clamp: Clamp | None = None
+    latent_size: int = 0
+    """Experts, but not the shared one, compute in a space of this size: a matrix is in front of them, and one behind
+    their sum (`TensorNames.latent`), with biases if the shared expert has some. 0: in that of the hidden state."""
 
 
 @dataclass(frozen=True)
@@ -312,8 +324,15 @@ class Mamba2:
     kernel: int
     """Tokens."""
     bias: bool = False
-    """Of its matrices."""
+    """Of its first matrix."""
+    out_bias: bool = False
+    """Of its last one."""
     kernel_bias: bool = True
+    norm: GatedNorm = "gate first"
+    input_scale: float = 1.0
+    part_scales: tuple[float, ...] = (1.0,) * 5
+    """Of what the first matrix gives: gates, values, keys, queries and steps."""
+    output_scale: float = 1.0
 
     @property
     def inner(self) -> int:
@@ -334,9 +353,12 @@ Mixer = Attention | Recurrent
 
 @dataclass(frozen=True)
 class LayerSpec:
-    mixer: Mixer
-    mlp: MLP | Experts
+    mixer: Mixer | None
+    mlp: MLP | Experts | None
+    """None: the layer has the other part only."""
     norms: LayerNorms = LayerNorms()
+    with_states: Mamba2 | None = None
+    """It has attention, and this gets the same input; their results are added."""
     parallel: bool = False
     """Both parts get the layer's input, and their results are added to it."""
     beside: Experts | None = None
@@ -405,13 +427,14 @@ class DecoderSpec:
 
     @property
     def is_hybrid(self) -> bool:
-        """Some layers have states in place of keys and values."""
-        return len(self.attention) < self.num_layers
+        """Some layers have states, in place of keys and values or beside them."""
+        return any(isinstance(part, Recurrent) for layer in self.layers for part in (layer.mixer, layer.with_states))
 
     @property
     def has_delta_nets(self) -> bool:
         """Or what is computed as such."""
-        return any(isinstance(layer.mixer, GatedDelta | Mamba2) for layer in self.layers)
+        kinds = GatedDelta | Mamba2
+        return any(isinstance(part, kinds) for layer in self.layers for part in (layer.mixer, layer.with_states))
 
     @property
     def groups(self) -> list[LayerGroup]:
@@ -445,4 +468,5 @@ class DecoderSpec:
 
     def with_mlp(self, **changes: Any) -> DecoderSpec:
         """Fields of all layers' MLPs changed."""
-        return replace(self, layers=tuple(replace(layer, mlp=replace(layer.mlp, **changes)) for layer in self.layers))
+        layers = [replace(layer, mlp=layer.mlp and replace(layer.mlp, **changes)) for layer in self.layers]
+        return replace(self, layers=tuple(layers))

@@ -16,10 +16,10 @@ _ROUNDED = "its activations are rounded to 8 bits in a way of its own"
 
 _BY_REASON = {
     _STATE: (
-        "BailingHybridForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
+        "BailingHybridForCausalLM", "FalconMambaForCausalLM",
         "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "InklingForCausalLM",
         "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM",
-        "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM", "NemotronHForCausalLM",
+        "Mamba2ForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
         "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Zamba2ForCausalLM",
         "ZambaForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
@@ -137,7 +138,9 @@ class RecurrentLayers:
         hidden, heads, inner = self._spec.hidden_size, layer.heads, layer.inner
         prefix = f"{self._spec.names.layers}.{n}.{self._spec.names.state_space}."
         sizes = (inner, sum(layer.sizes), heads)
-        gate, folded, step = parts(self._linear(x, prefix + "in_proj", sum(sizes), hidden, layer.bias), sizes, 1)
+        both = scaled(x, layer.input_scale)
+        both = _scaled_parts(self._linear(both, prefix + "in_proj", sum(sizes), hidden, layer.bias), layer)
+        gate, folded, step = parts(both, sizes, 1)
         folded = self._folded(folded, n, prefix, sum(layer.sizes), layer.kernel, ("conv1d",), layer.kernel_bias)
         v, k, q = parts(folded, layer.sizes, 1)
         k, q = (ops.reshape(rows, i64([0, layer.groups, layer.state_dim]), True) for rows in (k, q))
@@ -147,10 +150,27 @@ class RecurrentLayers:
         y = self._delta_rule(n, (q, k, values), decay, step, (layer.groups, heads, layer.state_dim, layer.head_dim))
         own = ops.reshape(self._weights.vector(prefix + "D", heads), i64([1, heads, 1]), False)
         y = ops.reshape(ops.add(y, ops.multiply(v, own)), i64([0, inner]), True)
-        y = ops.reshape(ops.multiply(y, ops.swish(gate)), i64([0, layer.groups, inner // layer.groups]), True)
-        y = ops.reshape(rms(y, self._spec.norm_eps), i64([0, inner]), True)
-        y = ops.multiply(y, self._weights.vector(prefix + "norm.weight", inner))
-        return self._linear(y, prefix + "out_proj", hidden, inner, layer.bias)
+        y = self._gated(y, ops.swish(gate), prefix, layer)
+        return scaled(self._linear(y, prefix + "out_proj", hidden, inner, layer.out_bias), layer.output_scale)
+
+    def _gated(self, y: Node, gate: Node, prefix: str, layer: Mamba2) -> Node:
+        """y and `gate` [T, inner]. The norm is of each group of heads."""
+        if layer.norm != "norm first":
+            y = ops.multiply(y, gate)
+        if layer.norm == "gate alone":
+            return y
+        y = ops.reshape(y, i64([0, layer.groups, layer.inner // layer.groups]), True)
+        y = ops.reshape(rms(y, self._spec.norm_eps), i64([0, layer.inner]), True)
+        y = ops.multiply(y, self._weights.vector(prefix + "norm.weight", layer.inner))
+        return ops.multiply(y, gate) if layer.norm == "norm first" else y
+
+
+def _scaled_parts(y: Node, layer: Mamba2) -> Node:
+    """y [T, all that the first matrix gives]"""
+    if set(layer.part_scales) == {1.0}:
+        return y
+    sizes = (layer.inner, *layer.sizes, layer.heads)
+    return ops.multiply(y, f32(np.repeat(np.array(layer.part_scales, np.float32), sizes)))
 
 
 _SHORT = 2.0**-20

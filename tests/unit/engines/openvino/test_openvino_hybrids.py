@@ -26,6 +26,8 @@ from support.guesses import guessed
 from support.models import SHAPE, load_reference, make_model, reference_answers, reference_tokens
 from support.runner import Driver, prompt
 
+_WIDE = {"mamba_d_ssm": None, "mamba_proj_bias": True, "tie_word_embeddings": True}
+_WITHOUT_EXPERTS = ["linear_attention", "mlp", "full_attention"]
 CONFIG = SHAPE | {"architectures": ["Lfm2ForCausalLM"]}
 
 
@@ -110,7 +112,7 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         state_interval(48, 1, 1, 32)
 
 
-@pytest.mark.families("lfm2-moe", "qwen3.5", "granite-hybrid")
+@pytest.mark.families("lfm2-moe", "qwen3.5", "granite-hybrid", "nemotron-h")
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
@@ -128,6 +130,14 @@ def test_the_interval_follows_the_sizes_unless_it_is_set() -> None:
         ("granite-hybrid", {}),
         ("granite-hybrid", {"num_local_experts": 0, "mamba_n_groups": 2, "position_embedding_type": "rope"}),
         ("granite-hybrid", {"mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_d_conv": 3}),
+        ("bamba", {}),
+        ("bamba", {"mamba_n_groups": 4, "mamba_proj_bias": True, "mlp_bias": True, "attention_bias": True}),
+        ("falcon-h1", {}),
+        ("falcon-h1", {"mamba_rms_norm": True, "mamba_n_groups": 2, "mlp_bias": True, "attention_bias": True}),
+        ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False, **_WIDE, "projectors_bias": True}),
+        ("nemotron-h", {}),
+        ("nemotron-h", {"moe_latent_size": 24, "use_bias": True, "mlp_bias": True, "n_group": 2, "n_groups": 8}),
+        ("nemotron-h", {"norm_topk_prob": False, "use_conv_bias": False, "layers_block_type": _WITHOUT_EXPERTS}),
         ("lfm3", {}),
         ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False, "conv_bias": True, "attention_bias": True}),
         ("lfm2-moe", {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0}),
@@ -168,6 +178,25 @@ def test_a_chunk_may_end_anywhere(family: str, tmp_path: Path, make_runner: Any)
     for _ in range(5):
         driver.step()
     assert request.output == reference_tokens(load_reference(tmp_path), prompt(150, 3), 6)
+
+
+@pytest.mark.parametrize("family", ["falcon-h1", "nemotron-h"])
+def test_layers_with_both_kinds_of_caches_and_with_none(family: str, tmp_path: Path, make_runner: Any) -> None:
+    """In chunks, beside others, preempted, and behind a prefix that ends at a checkpoint."""
+    make_model(tmp_path, family)
+    reference = load_reference(tmp_path)
+    runner = make_runner(tmp_path, num_blocks=7, state_interval=64)
+    driver = EngineDriver(runner, max_num_seqs=3, max_num_batched_tokens=44, enable_prefix_caching=True)
+    prompts = [prompt(61, 1), prompt(80, 2), prompt(3, 3)]
+    ids = [driver.add(tokens, 40)[0] for tokens in prompts]
+    driver.run()
+    assert [driver.tokens[i] for i in ids] == [reference_tokens(reference, tokens, 40) for tokens in prompts]
+    assert driver.stats.preemptions > 0
+    longer = [*prompts[1], *prompt(9, 4)]
+    [request] = driver.add(longer, 4)
+    driver.run()
+    assert driver.cached[request] == 64
+    assert driver.tokens[request] == reference_tokens(reference, longer, 4)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f32"])
@@ -294,6 +323,45 @@ def test_settings_of_state_spaces_that_are_not_understood(changes: dict[str, Any
     assert list(parse_config(config | {"time_step_limit": [0.0, float("inf")]}).attention) == [1]
     with pytest.raises(UnsupportedError, match=message):
         parse_config(config | changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Bamba", {"attn_layer_indices": []}, "no layer has full_attention"),
+        ("Bamba", {"attn_layer_indices": 1}, "attn_layer_indices=1, which is not a list"),
+        ("Bamba", {"hidden_act": "gelu"}, "hidden_act=gelu: state spaces have silu"),
+        ("FalconH1", {"mamba_d_ssm": 7}, "128 heads of 1 groups in 7 values do not go together"),
+        ("FalconH1", {"mamba_d_ssm": "x"}, "mamba_d_ssm=x, which is not a size"),
+        ("FalconH1", {"key_multiplier": 0}, "key_multiplier=0, which is not a positive number"),
+        ("FalconH1", {"ssm_multipliers": [1.0]}, "ssm_multipliers=.*, which is not a list of 5 numbers"),
+        ("FalconH1", {"mlp_multipliers": [1.0, "x"]}, "mlp_multipliers=x, which is not a positive number"),
+        ("FalconH1", {"time_step_limit": [0.1, 1.0]}, "steps with limits are not supported"),
+        ("NemotronH", {"hybrid_override_pattern": "M*X"}, "layer_types is not understood"),
+        ("NemotronH", {"hybrid_override_pattern": "M*"}, "2 entries for 3 layers"),
+        ("NemotronH", {"hybrid_override_pattern": 5}, "layer_types is not understood"),
+        ("NemotronH", {"hybrid_override_pattern": "M-M"}, "no layer has full_attention"),
+        ("NemotronH", {"hybrid_override_pattern": "M*-", "n_groups": 3}, "128 heads of 3 groups do not go together"),
+        ("NemotronH", {"hybrid_override_pattern": "M*-", "mamba_hidden_act": "relu"}, "state spaces have silu"),
+        ("NemotronH", {"hybrid_override_pattern": "M*E", "moe_latent_size": -1}, "moe_latent_size=-1, which is not"),
+        ("NemotronH", {"hybrid_override_pattern": "M*E", "n_group": 3}, "these do not go together"),
+    ],
+)
+def test_settings_of_their_kin_that_are_not_understood(
+    architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        parse_config(SHAPE | {"architectures": [f"{architecture}ForCausalLM"], "attn_layer_indices": [1]} | changes)
+
+
+def test_parts_of_nemotron_s_layers() -> None:
+    config = SHAPE | {"architectures": ["NemotronHForCausalLM"], "num_hidden_layers": None}
+    spec = parse_config(config | {"hybrid_override_pattern": "M-M*E"})
+    kinds = [(type(layer.mixer).__name__, type(layer.mlp).__name__) for layer in spec.layers]
+    state_space = ("Mamba2", "NoneType")
+    attention, mlp, experts = ("Attention", "NoneType"), ("NoneType", "MLP"), ("NoneType", "Experts")
+    assert kinds == [state_space, mlp, state_space, attention, experts]
+    assert list(parse_config(config | {"layers_block_type": ["mamba", "attention"]}).attention) == [1]
 
 
 def test_windows_of_lfm3() -> None:

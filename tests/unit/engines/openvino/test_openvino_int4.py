@@ -25,7 +25,10 @@ from support.models import load_reference, make_model, reference_logprobs
 from support.runner import Driver, prompt
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
-WIDE_EXPERTS = {"qwen2-moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}}
+WIDE_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen2-moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128},
+    "nemotron-h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +92,7 @@ def logprobs(runner: Any, tokens: list[int]) -> npt.NDArray[np.float64]:
     return np.array([entry.logprob for entry in driver.step().prompt_logprobs[1]])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "qwen2-moe", "lfm2", "qwen3.5"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "qwen2-moe", "lfm2", "qwen3.5", "nemotron-h"])
 def test_the_graph_computes_with_the_rounded_weights(family: str, tmp_path: Path, make_runner: Any) -> None:
     """With exact activations, against transformers with the same rounded weights."""
     model = make_model(tmp_path / "model", family, **WIDE, **WIDE_EXPERTS.get(family, {}))
@@ -103,7 +106,7 @@ def test_the_graph_computes_with_the_rounded_weights(family: str, tmp_path: Path
     for name, values in weights.items():
         if name.endswith("gate.weight"):
             continue  # what chooses experts stays as it is
-        is_table = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        is_table = name.endswith(("embed_tokens.weight", "embeddings.weight", "lm_head.weight"))
         if values.ndim == 2 and (is_table or keeps_8_bits(name, 4) or values.shape[1] % GROUP):
             integers, scales = quantize_rows(Checkpoint(model)[name])
             weights[name] = torch.from_numpy(integers * scales)

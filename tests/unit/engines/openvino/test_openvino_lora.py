@@ -64,6 +64,8 @@ def answers(runner: OpenVINORunner, asked: list[tuple[str, list[int]]], count: i
         ("gemma3n", ("q_proj", "down_proj", "linear_right", "per_layer_projection")),
         ("qwen3.5", ("in_proj_qkv", "in_proj_z", "in_proj_a", "out_proj", "q_proj")),
         ("qwen3-next", ("in_proj_qkvz", "in_proj_ba")),
+        ("falcon-h1", ("in_proj", "out_proj", "k_proj", "gate_proj", "lm_head")),
+        ("nemotron-h", ("in_proj", "out_proj", "q_proj", "up_proj", "down_proj")),
     ],
 )
 def test_every_family_s_adapter_answers_like_merged_weights(

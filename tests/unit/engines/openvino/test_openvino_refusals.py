@@ -137,12 +137,15 @@ def test_sizes_that_are_null(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_plain_config_is_enough(architecture: str) -> None:
     """Beside what dots.llm1 has no defaults for, what DeepSeek V3 and Gemma 3n have others for, and kinds of layers of
-    Granite 4."""
+    Granite 4 and Bamba."""
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
     groups = {"n_group": 1, "topk_group": 1, "num_kv_shared_layers": 0}
-    kinds = {"layer_types": ["mamba"] * 3 + ["attention"]} if architecture.startswith("GraniteMoeHybrid") else {}
+    kinds: dict[str, Any] = {"attn_layer_indices": [1]} if architecture.startswith("Bamba") else {}
+    if architecture.startswith("GraniteMoeHybrid"):
+        kinds = {"layer_types": ["mamba"] * 3 + ["attention"]}
     spec = parse_config({**CONFIG, **experts, **groups, **kinds, "architectures": [architecture]})
-    assert (spec.num_layers, len(spec.windows)) == (4, 1 if spec.is_hybrid else 4)
+    has_both = all(layer.with_states for layer in spec.layers)
+    assert (spec.num_layers, len(spec.windows)) == (4, 1 if spec.is_hybrid and not has_both else 4)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from penstock.engines.openvino.trials import predict
 from penstock.engines.registry import EngineSpec
 from penstock.engines.vllm.contract import is_cpu_build
 from penstock.gateway.models.memory.budget import CacheWish, Demand, MemoryNeeds
-from penstock.gateway.models.memory.state_shape import StateShape, read_states
+from penstock.gateway.models.memory.state_shape import StateShape, num_layers, read_states
 
 # The size of a model by config.json and the headers of its weights. Both may be of models that only some engine knows.
 # What is not understood is left open (None, or no tensors): the engine, which has to read all of it, is the one to
@@ -98,7 +98,7 @@ def read_shape(folder: Path) -> ModelShape | None:
             return None
         heads = config["num_attention_heads"]
         shape = ModelShape(
-            layers=config["num_hidden_layers"],
+            layers=num_layers(config),
             hidden_size=config["hidden_size"],
             intermediate_size=config.get("intermediate_size") or config["moe_intermediate_size"],
             vocab_size=config["vocab_size"],

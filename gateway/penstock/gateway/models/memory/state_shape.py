@@ -38,6 +38,12 @@ def read_states(config: Mapping[str, Any]) -> StateShape | None:
     return StateShape(sum(kind in _ATTENDING for kind in kinds), count * convolved, count * summed)
 
 
+def num_layers(config: Mapping[str, Any]) -> int:
+    """As config.json says, or as many as it has kinds of them (Nemotron-H)."""
+    count: int | None = config.get("num_hidden_layers")
+    return len(_layer_kinds(config)) if count is None else count
+
+
 def _numbers_of_layer(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """`convolved` and `summed` of one recurrent layer."""
     if config.get("conv_L_cache"):
@@ -52,6 +58,9 @@ def _numbers_of_layer(config: Mapping[str, Any]) -> tuple[int, int] | None:
         names = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
     else:
         return None
+    if config.get("mamba_d_head") == "auto":
+        inner = config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"]
+        config = {**config, "mamba_d_head": inner // config["mamba_n_heads"]}
     heads, size, state, groups, kernel = (config[name] for name in names)
     return (heads * size + 2 * groups * state) * kernel, heads * size * state
 

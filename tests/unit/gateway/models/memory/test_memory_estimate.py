@@ -17,7 +17,7 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.memory import estimate as memory_estimate
 from penstock.gateway.models.memory.budget import CacheWish, Demand
-from penstock.gateway.models.memory.estimate import StoredSize, context_bytes, decode_bytes, estimate
+from penstock.gateway.models.memory.estimate import StoredSize, context_bytes, decode_bytes, estimate, read_shape
 from penstock.gateway.models.memory.state_shape import StateShape, read_states
 
 GIB = 1 << 30
@@ -505,3 +505,18 @@ def test_which_layers_keep_states(config: dict[str, Any], attending: int, recurr
     assert shape == StateShape(attending, recurrent * (32 + 32) * 4, recurrent * 4 * 8 * 16)
     assert read_states({"num_hidden_layers": 3, **config}) is None
     assert read_states({"num_hidden_layers": 3, **sizes}) is None
+
+
+def test_a_hybrid_s_own_ways_to_give_its_sizes(folder: Path) -> None:
+    """Nemotron-H says how many layers there are by their kinds alone; sizes of heads may be left to the model."""
+    nemotron = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 1, "conv_kernel": 4}
+    config = {**nemotron, "layers_block_type": ["linear_attention", "mlp", "full_attention"], "vocab_size": 64}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "max_position_embeddings": 128}
+    (folder / "config.json").write_text(json.dumps({**config, **sizes}))
+    shape = read_shape(folder)
+    assert shape is not None
+    assert shape.layers == 3
+    heads = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4}
+    falcon = {"model_type": "falcon_h1", "num_hidden_layers": 3, "hidden_size": 32, "mamba_expand": 2}
+    assert read_states({**falcon, **heads, "mamba_d_ssm": 32}) == StateShape(3, 3 * 64 * 4, 3 * 4 * 8 * 16)
+    assert read_states({**falcon, **heads, "mamba_d_ssm": None}) == StateShape(3, 3 * 96 * 4, 3 * 4 * 16 * 16)

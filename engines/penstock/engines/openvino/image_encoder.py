@@ -28,6 +28,7 @@ from penstock.engines.openvino.loading import DecoderGraph, open_decoder
 from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.vision_gemma3 import Gemma3Vision
+from penstock.engines.openvino.vision_gemma4 import Gemma4Unified, Gemma4Vision
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
 from penstock.engines.openvino.vision_internvl import InternVLVision
 from penstock.engines.openvino.vision_lfm2 import Lfm2Vision
@@ -41,6 +42,8 @@ _MS_BETWEEN_LOOKS = 50
 _QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
 VISION_MODELS: tuple[type[VisionModel], ...] = (
     Gemma3Vision,
+    Gemma4Vision,
+    Gemma4Unified,
     Idefics3Vision,
     InternVLVision,
     Lfm2Vision,

@@ -127,7 +127,8 @@ class ImageEncoder:
         plan = ThreadPlan(self._config.threads or all_threads(usable_cores()))
         with compiled(source, [plan], silent) as [model]:
             request = model.create_infer_request()
-            side = self.grid.side or self.grid.cell
+            # OpenVINO 2026.4: a graph that begins with a single patch computes larger pictures wrongly ever after
+            side = self.grid.side or 2 * self.grid.cell
             request.infer(self._vision.inputs(np.zeros((1, side, side, 3), np.uint8)))
         seconds = time.monotonic() - began
         logger.info("The image encoder was loaded within %.1f s.", seconds)

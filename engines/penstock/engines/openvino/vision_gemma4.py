@@ -118,7 +118,7 @@ class Gemma4Vision(_Gemma4Images):
         computed in bf16, which is not exact enough."""
         patches, *places = _in_squares(tile, self.patch, self.joined)
         half = self.head_dim // 2
-        frequencies = self.theta ** (-np.arange(0, half, 2, np.float32) / np.float32(half))
+        frequencies = np.float32(self.theta) ** (-np.arange(0, half, 2).astype(np.float32) / np.float32(half))
         turns = [place[:, None].astype(np.float32) * np.tile(frequencies, 2) for place in places]
         angles = np.concatenate(turns, 1)
         return [patches, *places, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]

@@ -14,6 +14,10 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
     Lfm2VlConfig,
@@ -27,7 +31,7 @@ from transformers import (
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from penstock.engines.contract.messages import ImageInput
-from support.models import SHAPE, make_tokenizer, spread
+from support.models import SHAPE, VOCAB_SIZE, make_tokenizer, spread
 from support.runner import prompt
 
 IMAGE_TOKEN = 259
@@ -60,12 +64,15 @@ class SeeingFamily:
     """A token stands behind each row of cells but the last."""
     extra: Callable[[torch.Tensor], dict[str, Any]] = field(default=lambda ids: {})
     """What it is given beside tokens."""
+    changed: Callable[[PreTrainedModel], None] = field(default=lambda model: None)
+    """What is not random after all."""
 
     def make(self, folder: Path) -> PreTrainedModel:
         """With a tokenizer; returns transformers' model."""
         torch.manual_seed(0)
         model = self.model_class(self.write_settings(folder)).float().eval()
         spread(model)
+        self.changed(model)
         model.save_pretrained(folder)
         model.generation_config.eos_token_id = None
         return model  # type: ignore[no-any-return]
@@ -160,12 +167,62 @@ def in_patches(tiles: Sequence[Tile], patch: int = 4) -> dict[str, Any]:
     return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
 
 
+def in_squares(tiles: Sequence[Tile], patch: int = 4) -> dict[str, Any]:
+    """Patches of Gemma 4, with their columns and rows; -1 where there is none."""
+    most = max(tile.shape[0] * tile.shape[1] for tile in tiles) // patch**2
+    values, places = torch.zeros(len(tiles), most, 3 * patch**2), torch.full((len(tiles), most, 2), -1)
+    for number, tile in enumerate(tiles):
+        rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
+        patches = torch.from_numpy(tile).float().reshape(rows, patch, columns, patch * 3).permute(0, 2, 1, 3)
+        values[number, : rows * columns] = patches.reshape(rows * columns, -1) / 255
+        places[number, : rows * columns] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+    return {"pixel_values": values, "image_position_ids": places}
+
+
+def bounded(model: PreTrainedModel) -> None:
+    """Gemma 4's encoder: bounds and standards that change something."""
+    for name, values in model.named_buffers():
+        if name.endswith(("_min", "_max")):
+            values.fill_(-0.9 if name.endswith("_min") else 0.8)
+        elif "vision_tower.std_" in name:
+            values.copy_(torch.linspace(0.5, 1.5, len(values)))
+
+
+def types_of(ids: torch.Tensor) -> dict[str, Any]:
+    return {"mm_token_type_ids": (ids == IMAGE_TOKEN).long()}
+
+
 MEAN, DEVIATION = (torch.tensor(x)[:, None, None] for x in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
 _PIXTRAL = {"model_type": "pixtral", "patch_size": 4, "image_size": 64}
 _IMAGENET = IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 _MEAN, _DEVIATION = (torch.tensor(x)[:, None, None] for x in _IMAGENET)
 _TILES = ["<image>", *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11))]
 _BREAKS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+_GEMMA4_TEXT: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 4,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": False,
+}
+_GEMMA4_OWN = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE, "num_kv_shared_layers": 2}
+_GEMMA4_VISION = {"head_dim": 16, "num_key_value_heads": 2, "patch_size": 4, "position_embedding_size": 400}
+_GEMMA4_TOKENS = ["<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"]
+_GEMMA4: dict[str, Any] = {
+    "outer": {
+        "image_token_id": IMAGE_TOKEN,
+        "video_token_id": 262,
+        "audio_token_id": 263,
+        "audio_config": None,
+        "tie_word_embeddings": False,
+    },
+    "tokens": _GEMMA4_TOKENS,
+    "processor": {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+    "extra": types_of,
+    "changed": bounded,
+}
 _SIGLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 SEEING_FAMILIES = {
@@ -182,6 +239,36 @@ SEEING_FAMILIES = {
         inputs=stacked,
         words=["\n" * count for count in range(2, 6)],
         extra=lambda ids: {"token_type_ids": (ids == IMAGE_TOKEN).long()},
+    ),
+    "gemma4": SeeingFamily(
+        Gemma4ForConditionalGeneration,
+        Gemma4Config,
+        _GEMMA4_TEXT | _GEMMA4_OWN | {"pad_token_id": 7},
+        _SIGLIP | _GEMMA4_VISION | {"pooling_kernel_size": 2, "use_clipped_linears": True},
+        cell=8,
+        sizes=[(16, 40), (32, 8), (24, 24)],
+        inputs=in_squares,
+        **_GEMMA4,
+    ),
+    "gemma4-large": SeeingFamily(
+        Gemma4ForConditionalGeneration,
+        Gemma4Config,
+        _GEMMA4_TEXT | {"use_bidirectional_attention": "vision", "attention_k_eq_v": True},
+        _SIGLIP | _GEMMA4_VISION | {"pooling_kernel_size": 2, "standardize": True},
+        cell=8,
+        sizes=[(16, 40), (32, 8), (24, 24)],
+        inputs=in_squares,
+        **_GEMMA4,
+    ),
+    "gemma4-unified": SeeingFamily(
+        Gemma4UnifiedForConditionalGeneration,
+        Gemma4UnifiedConfig,
+        _GEMMA4_TEXT,
+        {"mm_embed_dim": 40, "output_proj_dims": 40, "mm_posemb_size": 100, "patch_size": 4, "pooling_kernel_size": 2},
+        cell=8,
+        sizes=[(16, 40), (32, 8), (24, 24)],
+        inputs=lambda tiles: in_squares(tiles, 8),
+        **_GEMMA4,
     ),
     "internvl": SeeingFamily(
         InternVLForConditionalGeneration,

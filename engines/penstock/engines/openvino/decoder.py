@@ -96,8 +96,6 @@ class DecoderBuilder:
         self._weights = weights
         self._inputs: dict[str, Node] = {}
         self._turns: dict[Rope, tuple[Node, Node]] = {}
-        self._token_kinds: Node | None = None
-        """As `paged_attention` has them."""
         self._groups = spec.groups
         self._num_groups = len(self._groups)
         self._group_of = {layer: number for number, group in enumerate(self._groups) for layer in group.layers}
@@ -194,15 +192,19 @@ class DecoderBuilder:
         """[T, size] for each layer. Tokens that the table does not have get its first row."""
         layers, hidden, prefix = self._spec.num_layers, self._spec.hidden_size, "model."
         width = layers * own.size
-        ids, table = self._inputs["input_ids"], prefix + "embed_tokens_per_layer.weight"
-        if own.vocab_size < self._spec.vocab_size:
-            ids = ops.select(ops.less(ids, i64(own.vocab_size)), ids, i64(0))
-        looked_up = self._weights.look_up(ids, table, (own.vocab_size, width))
+        table = prefix + "embed_tokens_per_layer.weight"
+        looked_up = self._weights.look_up(self._ids_for_layers(own), table, (own.vocab_size, width))
         looked_up = ops.multiply(looked_up, f32(round_to(np.float32(own.size**0.5), self._precision)))
         y = scaled(self._linear(x, prefix + "per_layer_model_projection", width, hidden, False), hidden**-0.5)
         y = self._norm(ops.reshape(y, i64([0, layers, own.size]), True), prefix + "per_layer_projection_norm", own.size)
         both = ops.add(ops.reshape(y, i64([0, width]), True), looked_up)
         return parts(scaled(both, 2**-0.5), (own.size,) * layers, 1)
+
+    def _ids_for_layers(self, own: LayerEmbeddings) -> Node:
+        ids = self._inputs["input_ids"]
+        if own.vocab_size < self._spec.vocab_size:
+            ids = ops.select(ops.less(ids, i64(own.vocab_size)), ids, i64(0))
+        return ids
 
     def _head(self, x: Node) -> Node:
         spec, names = self._spec, self._spec.names
@@ -346,14 +348,18 @@ class DecoderBuilder:
         if layer.sinks:
             values = self._weights.vector(prefix + self._spec.names.sinks, layer.num_heads)
             sinks = ops.reshape(values, i64([1, layer.num_heads, 1, 1]), False)
-        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks, self._token_kinds)
+        return paged_attention(qkv, caches, self._tables_of(n), layer, sinks, self._token_kinds(n))
 
     def _shared_attention(self, q: Node, n: int, source: int) -> Node:
         """The operation writes what it attends to: the same keys and values once more, in the same places."""
         caches, k, v = self._caches[source]
         return paged_attention(
-            (q, k, v), caches, self._tables_of(source), self._spec.attention[n], None, self._token_kinds
+            (q, k, v), caches, self._tables_of(source), self._spec.attention[n], None, self._token_kinds(n)
         )
+
+    def _token_kinds(self, n: int) -> Node | None:
+        """Of layer n, as `paged_attention` has them."""
+        return None
 
     def _tables_of(self, n: int) -> dict[str, Node]:
         """Inputs of attention in this layer's group. `LayerGroup.per_slot` layers share a block: the parts of block b

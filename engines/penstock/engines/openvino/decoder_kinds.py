@@ -11,7 +11,7 @@ import openvino.opset15 as ops
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder import DecoderBuilder, FeatureTap, check_all_used
 from penstock.engines.openvino.decoder_inputs import EMBEDDINGS, EMBEDDINGS_AT, GRID_POSITIONS, ImageInputs
-from penstock.engines.openvino.decoder_spec import AltUp, DecoderSpec
+from penstock.engines.openvino.decoder_spec import AltUp, DecoderSpec, LayerEmbeddings
 from penstock.engines.openvino.graph_nodes import Node, f32, i32, i64, parts, scaled
 from penstock.engines.openvino.lora import Projection
 from penstock.engines.openvino.rope import Frequencies, Rope
@@ -48,7 +48,9 @@ def _builder_for(
     if vision is None:
         plain = DecoderBuilder if spec.altup is None else AltUpDecoderBuilder
         return plain(spec, weights, precision, lora, tap)
-    kind = WholeTileDecoderBuilder if vision.whole_tiles else EmbeddingDecoderBuilder
+    kind = EmbeddingDecoderBuilder
+    if vision.whole_tiles:
+        kind = TilesInWindowsDecoderBuilder if vision.whole_in_windows else WholeTileDecoderBuilder
     return kind(vision.decoder_inputs(spec.hidden_size), spec, weights, precision, lora, tap)
 
 
@@ -74,6 +76,11 @@ class EmbeddingDecoderBuilder(DecoderBuilder):
 
     def _embed(self) -> Node:
         return ops.scatter_update(super()._embed(), self._inputs[EMBEDDINGS_AT], self._rows_of_images(0), i64(0))
+
+    def _ids_for_layers(self, own: LayerEmbeddings) -> Node:
+        places = self._inputs[EMBEDDINGS_AT]
+        ids = ops.broadcast(i64(own.token_of_images), ops.shape_of(places))
+        return ops.scatter_update(super()._ids_for_layers(own), places, ids, i64(0))
 
     def _layer(self, x: Node, n: int) -> Node:
         x = super()._layer(x, n)
@@ -102,7 +109,17 @@ class WholeTileDecoderBuilder(EmbeddingDecoderBuilder):
         super()._begin()
         tokens, places = self._inputs["input_ids"], self._inputs[EMBEDDINGS_AT]
         none, ones = (ops.broadcast(i32(n), ops.shape_of(x)) for n, x in enumerate((tokens, places)))
-        self._token_kinds = ops.scatter_update(none, places, ones, i64(0))
+        self._in_tiles = ops.scatter_update(none, places, ones, i64(0))
+
+    def _token_kinds(self, n: int) -> Node | None:
+        return self._in_tiles
+
+
+class TilesInWindowsDecoderBuilder(WholeTileDecoderBuilder):
+    """They do so in layers with a window."""
+
+    def _token_kinds(self, n: int) -> Node | None:
+        return self._in_tiles if self._spec.attention[n].window else None
 
 
 class AltUpDecoderBuilder(DecoderBuilder):

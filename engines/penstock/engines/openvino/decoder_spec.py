@@ -375,6 +375,8 @@ class LayerEmbeddings:
     vocab_size: int
     size: int
     activation: Activation
+    token_of_images: int = 0
+    """Its rows in the table are those of all tokens of images."""
 
 
 @dataclass(frozen=True)

@@ -234,4 +234,6 @@ def _embeddings_of_layers(spec: DecoderSpec, c: Settings) -> LayerEmbeddings | N
     vocab_size = c["vocab_size_per_layer_input"]
     if type(vocab_size) is not int or vocab_size < 1:
         raise UnsupportedError(f"config.json has vocab_size_per_layer_input={str(vocab_size)[:50]}")
-    return LayerEmbeddings(vocab_size, size_in(c, "hidden_size_per_layer_input"), mlp.activation)
+    padding = c.get("pad_token_id")
+    padding = padding if type(padding) is int and 0 < padding < vocab_size else 0
+    return LayerEmbeddings(vocab_size, size_in(c, "hidden_size_per_layer_input"), mlp.activation, padding)

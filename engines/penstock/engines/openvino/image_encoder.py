@@ -28,6 +28,7 @@ from penstock.engines.openvino.loading import DecoderGraph, open_decoder
 from penstock.engines.openvino.numerics import Dtype, Numerics
 from penstock.engines.openvino.vision import VisionModel
 from penstock.engines.openvino.vision_gemma3 import Gemma3Vision
+from penstock.engines.openvino.vision_gemma4 import Gemma4Unified, Gemma4Vision
 from penstock.engines.openvino.vision_idefics3 import Idefics3Vision
 from penstock.engines.openvino.vision_internvl import InternVLVision
 from penstock.engines.openvino.vision_lfm2 import Lfm2Vision
@@ -41,6 +42,8 @@ _MS_BETWEEN_LOOKS = 50
 _QWEN = (QwenVision, Qwen25Vision, Qwen3Vision, Qwen35Vision)
 VISION_MODELS: tuple[type[VisionModel], ...] = (
     Gemma3Vision,
+    Gemma4Vision,
+    Gemma4Unified,
     Idefics3Vision,
     InternVLVision,
     Lfm2Vision,
@@ -124,7 +127,8 @@ class ImageEncoder:
         plan = ThreadPlan(self._config.threads or all_threads(usable_cores()))
         with compiled(source, [plan], silent) as [model]:
             request = model.create_infer_request()
-            side = self.grid.side or self.grid.cell
+            # OpenVINO 2026.4: a graph that begins with a single patch computes larger pictures wrongly ever after
+            side = self.grid.side or 2 * self.grid.cell
             request.infer(self._vision.inputs(np.zeros((1, side, side, 3), np.uint8)))
         seconds = time.monotonic() - began
         logger.info("The image encoder was loaded within %.1f s.", seconds)

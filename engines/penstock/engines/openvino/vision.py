@@ -33,8 +33,10 @@ class VisionModel(ABC):
     architectures: ClassVar[tuple[str, ...]]
     prefixes: ClassVar[tuple[str, ...]]
     """Of its tensors' names, as `own_name` has them."""
-    whole_tiles: ClassVar[bool] = False
+    whole_tiles: bool = False
     """In the decoder, the tokens of a tile attend to each other in both directions (`ModelInfo.whole_tiles`)."""
+    whole_in_windows: ClassVar[bool] = False
+    """In its layers with a window alone."""
 
     deepstack: int = 0
     """As `ImageInputs` has it: rows for the decoder are so many hidden states wider."""

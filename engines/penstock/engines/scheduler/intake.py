@@ -157,6 +157,8 @@ class QueueIntake:
             size = sum(3 * height * width for height, width in image.tiles)
             if not all(tokens) or size != len(image.pixels) or sum(count for _, count in image.spans) != sum(tokens):
                 return InvalidRequestError("an image does not fit the places that it has in the prompt")
+            if self.info.whole_tiles and max(tokens) > self.info.chunk:
+                return InvalidRequestError("a tile of an image has more tokens than a step can have")
             if self.info.has_grid_positions and [count for _, count in image.spans] != tokens:
                 return InvalidRequestError("an image's tokens must stand one after the other")
         end = 0

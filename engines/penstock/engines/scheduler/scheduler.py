@@ -52,7 +52,9 @@ class Scheduler:
         if info.states is not None:
             chunk = info.states.largest_chunk(chunk, config.steps_in_flight)
         if info.whole_tiles and info.image_grid is not None:
-            chunk = max(chunk, info.image_grid.tokens(info.image_grid.side, info.image_grid.side))
+            side = info.image_grid.side
+            windows = (group.window for group in info.kv_groups)
+            chunk = max(chunk, *([info.image_grid.tokens(side, side)] if side else windows))
         self.info = msgspec.structs.replace(info, chunk=chunk, supports_resume=True)
         self.intake = QueueIntake(config, self.info)
         self.budget = StepBudget(config, chunk)

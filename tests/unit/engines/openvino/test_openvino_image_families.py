@@ -32,7 +32,7 @@ def answer(driver: Driver, placed: Placed, **fields: Any) -> list[int]:
     return driver.tokens[request]
 
 
-@pytest.mark.families("gemma3", "pixtral", "lfm2-vl")
+@pytest.mark.families("gemma3", "gemma4", "pixtral", "lfm2-vl")
 def test_rows_and_tokens_are_those_of_transformers(seeing: Seeing) -> None:
     """In steps that are shorter than images, beside a text and each other, and with blocks of the prefix cache that end
     inside of one."""
@@ -63,7 +63,27 @@ def test_encoders_that_make_no_sense_are_refused_by_name(name: str, tmp_path: Pa
     vision, text = config["vision_config"], config["text_config"]
     assert vision_model(config) is not None
     broken: list[dict[str, Any]] = [{"vision_config": [1]}, {"text_config": text | {"hidden_size": "64"}}]
-    broken += [{"vision_config": vision | {key: {}}} for key in ("hidden_size", "patch_size", "hidden_act")]
+    keys = {"hidden_size", "patch_size", "hidden_act", "hidden_activation", "mm_embed_dim"} & vision.keys()
+    broken += [{"vision_config": vision | {key: {}}} for key in keys]
     for changed in broken:
         with pytest.raises(UnsupportedError, match=r"^config\.json has "):
             vision_model(config | changed)
+
+
+@pytest.mark.parametrize("sides", [(2, 12), (4, 8)])
+def test_steps_have_room_for_a_picture_as_large_as_the_window(
+    sides: tuple[int, int], tmp_path: Path, make_runner: Any
+) -> None:
+    """24 tokens are one step, although it may have 7; 32 do not fit and are refused."""
+    family = SEEING_FAMILIES["gemma4-large"]
+    model = family.make(tmp_path)
+    driver = Driver(make_runner(tmp_path), max_num_seqs=2, max_num_batched_tokens=7)
+    tile = np.random.default_rng(1).integers(0, 256, (sides[0] * 8, sides[1] * 8, 3), np.uint8)
+    placed = family.placed(words(9, 1), [tile])
+    [request] = driver.add(placed.tokens, COUNT, images=placed.inputs)
+    driver.run()
+    error = driver.ends[request].error
+    if sides[0] * sides[1] > 24:
+        assert "more tokens than a step" in str(error)
+    else:
+        assert driver.tokens[request] == family.reference(model, placed)

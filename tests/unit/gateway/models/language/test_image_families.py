@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Gemma3Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -39,6 +40,19 @@ def gemma3(folder: Path, settings: dict[str, Any], text: str, pictures: list[Ima
     processor = Gemma3Processor(Gemma3ImageProcessorPil(**settings), tokenizer, image_seq_length=16)
     tensors = processor(text=[text], images=[pictures], return_tensors="pt", add_special_tokens=False)
     return tensors["input_ids"][0].tolist(), tensors["pixel_values"].permute(0, 2, 3, 1).reshape(-1)
+
+
+def gemma4(folder: Path, settings: dict[str, Any], text: str, pictures: list[Image.Image]) -> Prepared:
+    """Its processor of texts needs torchvision."""
+    tensors = Gemma4ImageProcessorPil(**settings)(pictures, return_tensors="pt")
+    tiles, (first, *rest) = [], text.split("<|image|>")
+    values = zip(tensors["pixel_values"], tensors["image_position_ids"], rest, strict=True)
+    for patches, places, behind in values:
+        columns, rows = (places.max(0).values + 1).tolist()
+        pixels = patches[: rows * columns].reshape(rows, columns, 4, 4, 3)
+        tiles.append(pixels.permute(0, 2, 1, 3, 4).reshape(-1) * 2 - 1)
+        first += "<|image>" + "<|image|>" * (rows * columns // 4) + "<image|>" + behind
+    return AutoTokenizer.from_pretrained(folder).encode(first, add_special_tokens=False), torch.cat(tiles)
 
 
 def pixtral(folder: Path, settings: dict[str, Any], text: str, pictures: list[Image.Image], cell: int = 4) -> Prepared:
@@ -96,6 +110,7 @@ def resized(picture: Image.Image, width: int, height: int) -> torch.Tensor:
 
 PROCESSORS: dict[str, tuple[Callable[..., Prepared], str]] = {
     "gemma3": (gemma3, "<start_of_image>"),
+    "gemma4": (gemma4, "<|image|>"),
     "internvl": (internvl, "<IMG_CONTEXT>"),
     "lfm2-vl": (lfm2, "<image>"),
     "pixtral": (pixtral, "[IMG]"),
@@ -154,3 +169,14 @@ def test_a_model_whose_files_make_no_sense_reads_text_only(name: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(family.processor | {"image_mean": [0.1] * 3}))
     assert image_reader(tmp_path, tokenizer) is None
+
+
+@pytest.mark.parametrize("name", ["gemma4-large", "gemma4-unified"])
+def test_images_that_attend_to_themselves_fit_the_window(name: str, tmp_path: Path) -> None:
+    """The window also bounds what tokens of a picture see of it."""
+    family = SEEING_FAMILIES[name]
+    config = family.write_settings(tmp_path).to_dict() | {"architectures": [family.model_class.__name__]}
+    for window, sees in ((69, False), (70, True)):
+        text = config["text_config"] | {"sliding_window": window}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"text_config": text}))
+        assert (image_reader(tmp_path, Tokenizer(tmp_path)) is not None) == sees

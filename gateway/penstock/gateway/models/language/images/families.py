@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.gateway.models.language.images.family import ImageFamily
 from penstock.gateway.models.language.images.gemma3 import Gemma3Images
+from penstock.gateway.models.language.images.gemma4 import Gemma4Images
 from penstock.gateway.models.language.images.idefics3 import Idefics3Images
 from penstock.gateway.models.language.images.internvl import InternVLImages
 from penstock.gateway.models.language.images.lfm2 import Lfm2Images
@@ -14,6 +15,7 @@ from penstock.gateway.models.language.images.qwen import Qwen3Images, QwenImages
 
 FAMILIES: tuple[type[ImageFamily], ...] = (
     Gemma3Images,
+    Gemma4Images,
     Idefics3Images,
     InternVLImages,
     Lfm2Images,

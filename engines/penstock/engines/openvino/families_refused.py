@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_STATE = "its layers keep a state of their own beside keys and values"
+_STATE = "there is no graph for its recurrent layers yet"
 _LATENT = "there is no family for it: compressed keys and values (MLA) in layers of its own"
 _INDEXED = "its attention reads tokens that an index chooses, for which there is no operation"
 _ENCODER = "it is a part of a model with an encoder, or attends to later tokens"

@@ -26,6 +26,8 @@ from penstock.engines.openvino.runner import OpenVINORunner
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.commands.offline.parameters import chat_request
 from penstock.gateway.models.language.dataplane import DataPlane
+from penstock.gateway.models.language.images.family import PreparedImage
+from penstock.gateway.models.language.images.processes import PROCESSES
 from penstock.gateway.models.language.images.reader import image_reader
 from penstock.gateway.models.language.images.sources import ImageSources
 from penstock.gateway.models.language.kserve.language_model import LanguageModel
@@ -83,10 +85,16 @@ async def model(seeing: tuple[Path, Any]) -> AsyncIterator[LoadedModel]:
     await engine.stop()
 
 
-async def ask(model: LoadedModel, path: str, sources: ImageSources | None = None, **fields: Any) -> Any:
-    plane = DataPlane(image_sources=sources)
+async def ask(
+    model: LoadedModel,
+    path: str,
+    sources: ImageSources | None = None,
+    settings: AppSettings | None = None,
+    **fields: Any,
+) -> Any:
+    plane = DataPlane(image_sources=sources, salt_key=b"key")
     plane.models.add(model)
-    done = await call(build_app(plane, AppSettings()), path, BODY | fields)
+    done = await call(build_app(plane, settings or AppSettings()), path, BODY | fields)
     return done.status, done.json()
 
 
@@ -138,6 +146,45 @@ async def test_little_detail_is_one_tile(seeing: tuple[Path, Any], model: Loaded
     length, tokens = reference(seeing, prompt, [one], do_image_splitting=False)
     assert answer["usage"]["prompt_tokens"] == length
     assert answer["choices"][0]["token_ids"][: len(tokens)] == tokens
+
+
+@pytest.mark.asyncio
+async def test_an_image_is_decoded_once_for_each_tenant_salt_and_detail(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+    prepare = PROCESSES.prepare
+
+    def counted(file: bytes, *how: Any) -> PreparedImage:
+        decoded.append(file)
+        return prepare(file, *how)
+
+    monkeypatch.setattr(PROCESSES, "prepare", counted)
+    fair, one = AppSettings(policy="fair"), part(picture(6))
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(picture(6))}
+
+    async def chat_of(image: dict[str, Any], **fields: Any) -> Any:
+        messages = [{"role": "user", "content": [image, one]}]
+        return await ask(model, "/v1/chat/completions", settings=fair, messages=messages, **fields)
+
+    async def message_of(user: str) -> Any:
+        messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+        return await ask(model, "/v1/messages", settings=fair, messages=messages, metadata={"user_id": user})
+
+    requests = [
+        (lambda: chat_of(one, user="a"), 1),
+        (lambda: chat_of(one, user="a"), 0),
+        (lambda: message_of("a"), 0),
+        (lambda: message_of("b"), 1),
+        (lambda: chat_of(one, user="b"), 0),
+        (lambda: chat_of(one, user="b", cache_salt="c"), 1),
+        (lambda: chat_of(part(picture(6), detail="low"), user="a"), 1),
+        (lambda: chat_of(part(picture(7)), user="a"), 1),
+    ]
+    for number, (request, count) in enumerate(requests):
+        decoded.clear()
+        status, answer = await request()
+        assert (number, status, len(decoded)) == (number, 200, count), answer
 
 
 @pytest.mark.asyncio

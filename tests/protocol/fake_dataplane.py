@@ -173,6 +173,8 @@ class FakeDataPlane(DataPlane):
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
         cut: bool = False,
+        tenant: str = "",
+        cache_salt: str = "",
     ) -> ChatPrompt:
         options = {"opens": add_generation_prompt, "continues": continue_final_message, "kwargs": template_kwargs}
         self.prompts.append((messages, options))

@@ -147,9 +147,9 @@ class AnthropicChat:
     tools: list[dict[str, Any]] | None
     template_kwargs: dict[str, Any]
 
-    async def prompt(self, dataplane: DataPlane, context: RequestContext) -> ChatPrompt:
-        """Of any length, so that it can be told; but for a very long text raises ContextLengthError. Raises as
-        `DataPlane.chat_prompt`, too."""
+    async def prompt(self, dataplane: DataPlane, context: RequestContext, tenant: str = "") -> ChatPrompt:
+        """Of any length, so that it can be told; but for a very long text raises ContextLengthError. `tenant`, and what
+        else is raised: as `DataPlane.chat_prompt`."""
         longest = self.model.info.context_length - 1
         try:
             return await dataplane.chat_prompt(
@@ -161,6 +161,7 @@ class AnthropicChat:
                 tools=self.tools,
                 template_kwargs=self.template_kwargs,
                 cut=context.record.bytes_in <= _COUNTED_BYTES * longest,
+                tenant=tenant,
             )
         except ContextLengthError:
             message = f"prompt is too long: it does not fit into the maximum of {longest} tokens"

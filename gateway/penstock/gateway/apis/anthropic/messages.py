@@ -110,7 +110,7 @@ class Messages(TranslatingEndpoint[MessagesRequest]):
         model = self._dataplane.model(request.model, context)
         chat, shape = read_chat(request, model, context, max_tokens=request.max_tokens)
         text_request = generate_request(request, model, self._settings.policy, context)
-        prompt = await chat.prompt(self._dataplane, context)
+        prompt = await chat.prompt(self._dataplane, context, text_request.tenant)
         return fitted(shape.applied(text_request, prompt), model.info.context_length)
 
     async def _upstream_chat(self, request: MessagesRequest, context: RequestContext) -> UpstreamChat:

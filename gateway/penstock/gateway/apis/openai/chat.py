@@ -87,6 +87,8 @@ async def chat_generation(
         documents=documents,
         template_kwargs=kwargs,
         cut=text_request.truncation is not None,
+        tenant=text_request.tenant,
+        cache_salt=text_request.cache_salt,
     )
     return shape.applied(text_request, prompt)
 

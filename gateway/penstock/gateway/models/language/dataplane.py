@@ -101,18 +101,28 @@ class DataPlane:
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
         cut: bool = False,
+        tenant: str = "",
+        cache_salt: str = "",
     ) -> ChatPrompt:
         """Renders the model's chat template and encodes the text. `cut`: the prompt may be too long, since `generate`
-        will cut it. Raises InvalidRequestError, also for messages that the template refuses, PermissionDeniedError,
-        OverloadedError, DeadlineExceededError."""
+        will cut it. `tenant`, `cache_salt`: as the `GenerateRequest` will have them; only requests with the same ones
+        use what is kept of its images. Without `tenant` it is the context's. Raises InvalidRequestError, also for
+        messages that the template refuses, PermissionDeniedError, OverloadedError, DeadlineExceededError."""
         loaded = self._used_by(context, model)
         values = ChatValues(messages, tools, documents, template_kwargs, add_generation_prompt, continue_final_message)
         if self.models.traffic is not None and context.routed is not None:
             self.models.traffic.rendered(context, values, cut=cut)
-        return await self.chat_prompt_on(loaded, values, context, cut=cut)
+        return await self.chat_prompt_on(loaded, values, context, cut=cut, tenant=tenant, cache_salt=cache_salt)
 
     async def chat_prompt_on(
-        self, loaded: LoadedModel, values: ChatValues, context: RequestContext, *, cut: bool = False
+        self,
+        loaded: LoadedModel,
+        values: ChatValues,
+        context: RequestContext,
+        *,
+        cut: bool = False,
+        tenant: str = "",
+        cache_salt: str = "",
     ) -> ChatPrompt:
         """As `chat_prompt`, for a model that was found already."""
         template = loaded.chat_template
@@ -134,18 +144,19 @@ class DataPlane:
                 if not chat.images:
                     return ChatPrompt(token_ids, chat.end)
                 await self.image_sources.load(chat.images, context)
-                return await self._with_images(loaded, ChatPrompt(token_ids, chat.end), chat.images, cut=cut)
+                salt = self._salt(loaded, tenant or context.tenant, cache_salt)
+                return await self._with_images(loaded, ChatPrompt(token_ids, chat.end), chat.images, salt, cut=cut)
         except ChatTemplateError as error:
             raise InvalidRequestError(str(error), param="messages") from None
 
     async def _with_images(
-        self, loaded: LoadedModel, prompt: ChatPrompt, images: Sequence[RequestImage], *, cut: bool
+        self, loaded: LoadedModel, prompt: ChatPrompt, images: Sequence[RequestImage], salt: str, *, cut: bool
     ) -> ChatPrompt:
         reader = loaded.image_reader
         if reader is None:
             raise InvalidRequestError("This model reads text only.", param="messages")
         length = sys.maxsize if cut else loaded.engine.info.context_length
-        token_ids, inputs = await reader.placed(prompt.token_ids, images, length, self._image_pool)
+        token_ids, inputs = await reader.placed(prompt.token_ids, images, length, self._image_pool, salt)
         return ChatPrompt(token_ids, prompt.end, inputs)
 
     def _used_by(self, context: RequestContext, name: str) -> LoadedModel:
@@ -258,7 +269,8 @@ class DataPlane:
         self, model: LoadedModel, request: GenerateRequest, prompts: list[list[int]]
     ) -> tuple[GenerateRequest, list[list[int]]]:
         [token_ids] = prompts
-        prompt = await self._with_images(model, ChatPrompt(token_ids, ""), request.unread_images, cut=False)
+        salt = self._salt(model, request.tenant, request.cache_salt)
+        prompt = await self._with_images(model, ChatPrompt(token_ids, ""), request.unread_images, salt, cut=False)
         return replace(request, images=prompt.images, unread_images=()), [prompt.token_ids]
 
     def _add(
@@ -283,7 +295,7 @@ class DataPlane:
             priority=request.level,
             background=request.context.background,
             tenant=request.tenant,
-            cache_salt=_salt(model.salt_key or self.salt_key, request.tenant, request.cache_salt),
+            cache_salt=self._salt(model, request.tenant, request.cache_salt),
             cache_retention=request.cache_retention,
             adapter="" if adapter is None else adapter.key,
             traced=request.context.record.stages is not None,
@@ -291,6 +303,10 @@ class DataPlane:
             label=request.context.id,
             images=request.images,
         )
+
+    def _salt(self, model: LoadedModel, tenant: str, caller_salt: str) -> str:
+        """Of the prefix cache, and of what is kept of images."""
+        return _salt(model.salt_key or self.salt_key, tenant, caller_salt)
 
     def _deadline(self, context: RequestContext) -> float | None:
         """Of time.monotonic(): the caller's, or the server's own where that is earlier."""
@@ -307,7 +323,7 @@ class DataPlane:
 
 
 def _salt(key: bytes, tenant: str, caller_salt: str) -> str:
-    """Of the prefix cache. Tenants cannot share cached prefixes, nor guess each other's salt. A caller's own salt
+    """Tenants cannot share cached prefixes, nor guess each other's salt. A caller's own salt
     divides those of its tenant further."""
     if not tenant and not caller_salt:
         return ""

@@ -134,7 +134,9 @@ async def _ask(
     model, adapter = await resolve(target, context)
     prompts, images = request.prompts, request.images
     if chat is not None:
-        prompt = await dataplane.chat_prompt_on(model, chat[0], context, cut=chat[1])
+        prompt = await dataplane.chat_prompt_on(
+            model, chat[0], context, cut=chat[1], tenant=request.tenant, cache_salt=request.cache_salt
+        )
         prompts, images = [prompt.token_ids], prompt.images
     copy = replace(request, prompts=prompts, images=images, context=context, stages=(), pulse=None)
     tokens = Tokens(model.tokenizer, [[] for _ in range(len(prompts) * request.n)])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from base64 import b64decode
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.engines.contract.messages import ImageInput
 from penstock.engines.contract.model_info import ImageGrid
@@ -32,6 +34,16 @@ MOST_BYTES = 20 << 20
 """Of an image's file."""
 _MOST_PIXEL_BYTES = 256 << 20
 """Of all tiles of a request."""
+_MOST_KEPT_BYTES = 64 << 20
+"""Of prepared pixels, for each model: six photographs of 13 tiles."""
+
+
+class _Known(NamedTuple):
+    """What was made of an image."""
+
+    prepared: PreparedImage
+    key: bytes
+    """`ImageInput.key`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +59,7 @@ class RequestImage:
     """One tile is enough."""
     url: str = ""
     file_id: str = ""
-    prepared: dict[ImageFamily, tuple[PreparedImage, bytes]] = field(default_factory=dict, repr=False)
-    """With `ImageInput.key`."""
+    known: dict[ImageFamily, _Known] = field(default_factory=dict, repr=False)
 
     def file(self) -> bytes:
         """Raises InvalidRequestError."""
@@ -91,6 +102,51 @@ def take_images(messages: Sequence[dict[str, Any]]) -> list[RequestImage]:
     return images
 
 
+class PreparedImages:
+    """Keeps what was made of the images used last, so that the same one again is not decoded, resized and hashed.
+    Called from threads."""
+
+    def __init__(self, max_bytes: int = _MOST_KEPT_BYTES) -> None:
+        """`max_bytes`: of pixels."""
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[_Place, _Known] = OrderedDict()
+        """The one used last is at the end."""
+        self.num_bytes = 0
+
+    def prepare(self, image: RequestImage, how: ImageFamily, salt: str) -> _Known:
+        """Raises InvalidRequestError."""
+        file = image.file()
+        place = salt, how, hashlib.blake2b(file, digest_size=32).digest()
+        with self._lock:
+            known = self._kept.get(place)
+            if known is not None:
+                self._kept.move_to_end(place)
+                return known
+        prepared = PROCESSES.prepare(file, how, image.where)
+        digest = hashlib.blake2b(repr(prepared.tiles).encode(), digest_size=32)
+        digest.update(prepared.pixels)
+        known = _Known(prepared, digest.digest())
+        self._keep(place, known)
+        return known
+
+    def _keep(self, place: _Place, known: _Known) -> None:
+        size = len(known.prepared.pixels)
+        with self._lock:
+            if place in self._kept or size > self._max_bytes:  # another request may have brought the same image
+                return
+            self._kept[place] = known
+            self.num_bytes += size
+            while self.num_bytes > self._max_bytes:
+                _, oldest = self._kept.popitem(last=False)
+                self.num_bytes -= len(oldest.prepared.pixels)
+
+
+_Place = tuple[str, ImageFamily, bytes]
+"""A tenant's salt, as encoded images have it too (no tenant learns by the time it takes what others have shown), how
+the image is prepared, and the hash of its file."""
+
+
 class ImageReader:
     """Of one model."""
 
@@ -100,23 +156,24 @@ class ImageReader:
         self._family = family
         self._tokenizer = tokenizer
         self._marker, self._token = (_token(tokenizer, name) for name in (family.marker, family.token))
+        self._images = PreparedImages()
         self._places = lru_cache(64)(self._new_places)
         runs = {count: self._encoded_newlines(count) for count in range(1, _LONGEST_RUN if family.newlines else 1)}
         self._newlines = {run[0]: count for count, run in runs.items() if len(run) == 1}
         """How many a token has that has nothing else, where they are joined with those of the family."""
 
     async def placed(
-        self, prompt: list[int], images: Sequence[RequestImage], context_length: int, pool: WorkPool
+        self, prompt: list[int], images: Sequence[RequestImage], context_length: int, pool: WorkPool, salt: str = ""
     ) -> tuple[list[int], tuple[ImageInput, ...]]:
-        """The prompt with the places of its images, and what the engine needs of these. Raises InvalidRequestError,
-        ContextLengthError, OverloadedError."""
+        """The prompt with the places of its images, and what the engine needs of these. `salt`: `AddRequest.cache_salt`
+        of the request. Raises InvalidRequestError, ContextLengthError, OverloadedError."""
         self._check(prompt, images, context_length)
         left = _MOST_PIXEL_BYTES
-        prepared: list[tuple[PreparedImage, bytes]] = []
+        prepared: list[_Known] = []
         for image in images:
             how = self._family.coarse() if image.coarse else self._family
-            prepared.append(await pool.run(len(image.data), self._prepare, image, how))
-            left -= len(prepared[-1][0].pixels)
+            prepared.append(await pool.run(len(image.data), self._prepare, image, how, salt))
+            left -= len(prepared[-1].prepared.pixels)
             if left < 0:
                 raise InvalidRequestError("The images of this request are too many, or too large.", param="messages")
         return self._joined(prompt, prepared)
@@ -131,19 +188,14 @@ class ImageReader:
             message = f"This model's maximum context length is {context_length} tokens; the images do not fit into it."
             raise ContextLengthError(message, param="messages")
 
-    def _prepare(self, image: RequestImage, how: ImageFamily) -> tuple[PreparedImage, bytes]:
-        """With `ImageInput.key`. In a thread: hashing many megabytes takes long, too."""
-        known = image.prepared.get(how)
+    def _prepare(self, image: RequestImage, how: ImageFamily, salt: str) -> _Known:
+        """In a thread: hashing many megabytes takes long, too."""
+        known = image.known.get(how)
         if known is None:
-            prepared = PROCESSES.prepare(image.file(), how, image.where)
-            digest = hashlib.blake2b(repr(prepared.tiles).encode(), digest_size=32)
-            digest.update(prepared.pixels)
-            known = image.prepared[how] = prepared, digest.digest()
+            known = image.known[how] = self._images.prepare(image, how, salt)
         return known
 
-    def _joined(
-        self, prompt: list[int], prepared: Sequence[tuple[PreparedImage, bytes]]
-    ) -> tuple[list[int], tuple[ImageInput, ...]]:
+    def _joined(self, prompt: list[int], prepared: Sequence[_Known]) -> tuple[list[int], tuple[ImageInput, ...]]:
         tokens: list[int] = []
         inputs: list[ImageInput] = []
         left, newlines = iter(prepared), 0

@@ -7,11 +7,12 @@ Linux (docs/operations.md has the ratios); what GPUs need beside weights and cac
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.engines.errors import EngineError, PenstockError, UnsupportedError
 from penstock.engines.formats.gguf.files import gguf_files, read_parts
@@ -50,6 +51,19 @@ _HYBRIDS = ("hybrid_override_pattern", "attn_layer_indices", "conv_L_cache", "li
 keep states (`read_states`)."""
 
 
+class KeptHeads(NamedTuple):
+    """Of layers that keep keys and values of heads of one size."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def token_values(self) -> int:
+        """Numbers that the KV cache keeps of a token."""
+        return self.layers * 2 * self.kv_heads * self.head_dim
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Of a decoder whose layers keep keys and values, or states."""
@@ -61,18 +75,14 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     max_len: int
+    kept: tuple[KeptHeads, ...]
+    """Without layers that read the keys and values of others, or keep states."""
     is_head: bool = False
     """It is a draft head: of each token it is given one more vector of its hidden size, which is kept."""
     is_capped: bool = False
     """Its attention caps scores."""
     states: StateShape | None = None
-    """Of recurrent layers; None: all layers keep keys and values."""
-
-    @property
-    def token_values(self) -> int:
-        """Numbers that the KV cache keeps of a token."""
-        layers = self.layers if self.states is None else self.states.attending
-        return layers * 2 * self.kv_heads * self.head_dim
+    """Of recurrent layers; None: no layer keeps any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +107,52 @@ def read_shape(folder: Path) -> ModelShape | None:
         if any(config.get(key) for key in _OTHER_CACHES) or (is_hybrid and states is None):
             return None
         heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        inner = config.get("intermediate_size") or config["moe_intermediate_size"]
         shape = ModelShape(
             layers=num_layers(config),
             hidden_size=config["hidden_size"],
-            intermediate_size=config.get("intermediate_size") or config["moe_intermediate_size"],
+            intermediate_size=max(inner) if isinstance(inner, list) else inner,  # Gemma 3n's, by layer
             vocab_size=config["vocab_size"],
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             max_len=context_length(config) or config["max_position_embeddings"],
+            kept=_kept(config, states, kv_heads, head_dim),
             is_head=is_eagle3(config),
             is_capped=bool(config.get("attn_logit_softcapping")),
             states=states,
         )
     except (PenstockError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
-    sizes = [getattr(shape, name) for name in shape.__slots__ if not name.startswith("is_") and name != "states"]
+    sizes = [getattr(shape, name) for name in shape.__slots__ if not name.startswith("is_") and name not in _PARTS]
+    sizes += [len(shape.kept), *(size for part in shape.kept for size in part)]
     sizes += [] if states is None else [states.attending, states.convolved, states.summed + 1]
     return shape if all(isinstance(size, int) and 0 < size < 2**40 for size in sizes) else None
+
+
+_PARTS = ("kept", "states")
+"""Fields of `ModelShape` that are no numbers."""
+
+
+def _kept(config: Mapping[str, Any], states: StateShape | None, kv_heads: int, head_dim: int) -> tuple[KeptHeads, ...]:
+    """Gemma 3n's and 4's last layers read what earlier ones keep; in Gemma 4, layers without a window have heads of
+    another size, of which there may be fewer."""
+    if states is not None:
+        return (KeptHeads(states.attending, kv_heads, head_dim),)
+    layers = config["num_hidden_layers"] - (config.get("num_kv_shared_layers") or 0)
+    own = config.get("per_layer_config") or {}
+    usual = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+    if not own and config.get("global_head_dim"):
+        fewer = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+        wide = {"num_key_value_heads": fewer or kv_heads, "head_dim": config["global_head_dim"]}
+        kinds = config["layer_types"][:layers]
+        own = {str(n): wide for n, kind in enumerate(kinds) if kind == "full_attention"}
+    if not own:
+        return (KeptHeads(layers, kv_heads, head_dim),)
+    sizes = [usual | own.get(str(n), {}) for n in range(layers)]
+    counts = Counter((size["num_key_value_heads"], size["head_dim"]) for size in sizes)
+    return tuple(KeptHeads(count, *size) for size, count in counts.items())
 
 
 def stored_sizes(folder: Path) -> list[StoredSize]:
@@ -518,8 +557,9 @@ def _token_bytes(spec: EngineSpec, shape: ModelShape, sizes: Sequence[StoredSize
         kv = _openvino_types(sizes, spec.options, shape).kv
         kind = "f32" if kv is None else kv.name
     if kind in QUANTIZED_KV:
-        return shape.token_values * quantized_bytes(kind, shape.head_dim)
-    return shape.token_values * (_item(spec.runner, sizes, spec.options, shape) if kind == "auto" else _BYTES[kind])
+        return sum(part.token_values * quantized_bytes(kind, part.head_dim) for part in shape.kept)
+    item = _item(spec.runner, sizes, spec.options, shape) if kind == "auto" else _BYTES[kind]
+    return sum(part.token_values for part in shape.kept) * item
 
 
 def _step_bytes(shape: ModelShape | None, options: dict[str, Any]) -> int:

@@ -489,6 +489,39 @@ def test_states_count_beside_keys_and_values(folder: Path, runner: str, summed: 
     assert wish.least == pytest.approx(32 * (token + row / 512) + (2 + 2 * (2 + 2) + 4) * row)
 
 
+GEMMA4_E2B = {
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    "num_kv_shared_layers": 20,
+    "vocab_size": 262144,
+    "max_position_embeddings": 131072,
+}
+_FEWER = {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "num_key_value_heads": 16}
+
+
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        ({}, 12 * 256 + 3 * 512),
+        ({"num_kv_shared_layers": 0}, 28 * 256 + 7 * 512),
+        (_FEWER, 12 * 16 * 256 + 3 * 4 * 512),
+        (_FEWER | {"attention_k_eq_v": False}, 12 * 16 * 256 + 3 * 16 * 512),
+        ({"per_layer_config": {"0": {"head_dim": 128}, "34": {"head_dim": 512}}}, 14 * 256 + 128),
+        ({"global_head_dim": None, "intermediate_size": [6144] * 35}, 15 * 256),
+    ],
+)
+def test_layers_of_gemma_keep_as_much_as_their_own_heads(folder: Path, changes: dict[str, Any], values: int) -> None:
+    """The last layers read what earlier ones keep."""
+    (folder / "config.json").write_text(json.dumps({"text_config": GEMMA4_E2B | changes}))
+    assert context_bytes(engine("torch", folder)) == 2 * values * 2
+
+
 @pytest.mark.parametrize(
     ("config", "attending", "recurrent"),
     [

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.engines.handover.memory import HandoverMemory
 from penstock.engines.openvino import trials
+from penstock.engines.openvino.families import parse_config
 from penstock.engines.openvino.numerics import CpuFacts
 from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
@@ -502,7 +503,9 @@ GEMMA4_E2B = {
     "vocab_size": 262144,
     "max_position_embeddings": 131072,
 }
-_FEWER = {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "num_key_value_heads": 16}
+_FEWER = {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "num_key_value_heads": 8}
+
+_OF_LAYERS = {"0": {"head_dim": 128}, **{str(n): {"head_dim": 512} for n in range(4, 35, 5)}}
 
 
 @pytest.mark.parametrize(
@@ -510,16 +513,20 @@ _FEWER = {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "num_key_va
     [
         ({}, 12 * 256 + 3 * 512),
         ({"num_kv_shared_layers": 0}, 28 * 256 + 7 * 512),
-        (_FEWER, 12 * 16 * 256 + 3 * 4 * 512),
-        (_FEWER | {"attention_k_eq_v": False}, 12 * 16 * 256 + 3 * 16 * 512),
-        ({"per_layer_config": {"0": {"head_dim": 128}, "34": {"head_dim": 512}}}, 14 * 256 + 128),
+        (_FEWER, 12 * 8 * 256 + 3 * 4 * 512),
+        (_FEWER | {"attention_k_eq_v": False}, 12 * 8 * 256 + 3 * 8 * 512),
+        ({"per_layer_config": _OF_LAYERS}, 128 + 11 * 256 + 3 * 512),
         ({"global_head_dim": None, "intermediate_size": [6144] * 35}, 15 * 256),
     ],
 )
 def test_layers_of_gemma_keep_as_much_as_their_own_heads(folder: Path, changes: dict[str, Any], values: int) -> None:
-    """The last layers read what earlier ones keep."""
-    (folder / "config.json").write_text(json.dumps({"text_config": GEMMA4_E2B | changes}))
+    """The last layers read what earlier ones keep. The openvino engine's graph has the same sizes."""
+    config = {**GEMMA4_E2B, **changes}
+    (folder / "config.json").write_text(json.dumps({"text_config": config}))
     assert context_bytes(engine("torch", folder)) == 2 * values * 2
+    name = "Gemma4ForCausalLM" if config["global_head_dim"] else "Gemma3nForCausalLM"
+    layers = parse_config({"architectures": [name], **config}).attention.values()
+    assert sum(layer.kv_size for layer in layers if layer.shares is None) == values
 
 
 @pytest.mark.parametrize(

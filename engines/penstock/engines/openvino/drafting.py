@@ -190,7 +190,6 @@ def _open_mtp(config: OpenVINOConfig, settings: Mapping[str, Any], target: Decod
         raise UnsupportedError(f"config.json has {layout.count}={str(count)[:50]}; one layer is supported")
     names = replace(target.names, layers=layout.layers, norm=layout.norm)
     layer = next(layer for layer in target.layers if isinstance(layer.mixer, Attention))
-    layer = replace(layer, mlp=target.experts or layer.mlp)
     decoder = replace(target, layers=(layer,), further_layers=0, names=names)
     shared = (names.embedding + ".weight", names.head + ".weight")
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
-from support.models import VOCAB_SIZE, edit_config, make_model
+from support.models import VOCAB_SIZE, edit_config, load_reference, make_model
 
 Weights = dict[str, torch.Tensor]
 
@@ -79,6 +79,37 @@ def make_mimo(directory: Path, agrees: bool = False, seed: int = 5) -> Path:
         make_near_identity(directory)
     edit_config(directory, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
     return directory
+
+
+def make_qwen_mtp(directory: Path, family: str = "qwen3.5", agrees: bool = False, seed: int = 5) -> Path:
+    """Saves a model of Qwen3.5's kin and a random layer for multi-token prediction, as they are published; `agrees`: as
+    for `make_mimo`."""
+    make_model(directory, family, tie_word_embeddings=False)
+    target, generator = load_reference(directory), torch.Generator().manual_seed(seed)
+    hidden = target.config.hidden_size
+    tensors = load_file(directory / "model.safetensors")
+    for name, tensor in _attending_layer(target).state_dict().items():
+        scale = 0.2 if "norm" in name else tensor.shape[-1] ** -0.5
+        tensors[f"mtp.layers.0.{name}"] = scale * torch.randn(tensor.shape, generator=generator)
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = 0.2 * torch.randn(hidden, generator=generator)
+    tensors["mtp.fc.weight"] = _matrix(hidden, 2 * hidden, generator)
+    if agrees:
+        tensors["mtp.fc.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], 1)
+        tensors["mtp.pre_fc_norm_embedding.weight"] = torch.zeros(hidden)
+        tensors["mtp.norm.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    if agrees:
+        make_near_identity(directory)
+    edit_config(directory, mtp_num_hidden_layers=1)
+    return directory
+
+
+def _attending_layer(target: PreTrainedModel) -> Any:
+    """A layer of the target's kind with attention."""
+    number = target.config.layer_types.index("full_attention")
+    kind = type(target.base_model.layers[number])
+    return kind(target.config, number).float().eval()
 
 
 def save_head(directory: Path, config: dict[str, Any], tensors: Weights) -> Path:
@@ -234,11 +265,39 @@ class MtpReference(HeadReference):
         return x @ self._target.get_output_embeddings().weight.T, x
 
 
+class QwenMtpReference(HeadReference):
+    """Of a model of `make_qwen_mtp`, with transformers' layer and norms."""
+
+    def __init__(self, directory: Path, target: PreTrainedModel) -> None:
+        stored = load_file(directory / "model.safetensors").items()
+        own = {name.removeprefix("mtp."): tensor for name, tensor in stored if name.startswith("mtp.")}
+        self._target, self._layer, self._fc = target, _attending_layer(target), own.pop("fc.weight")
+        norm = target.base_model.norm
+        self._norms = {}
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            self._norms[name] = type(norm)(target.config.hidden_size, target.config.rms_norm_eps)
+            self._norms[name].load_state_dict({"weight": own.pop(f"{name}.weight")})
+        self._layer.load_state_dict({name.removeprefix("layers.0."): tensor for name, tensor in own.items()})
+
+    def _features(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Behind the final norm."""
+        return self._target.base_model(torch.tensor([list(tokens)])).last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def _forward(self, tokens: Sequence[int], features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        embedded = self._norms["pre_fc_norm_embedding"](self._target.get_input_embeddings().weight[list(tokens)])
+        x = (torch.cat([embedded, self._norms["pre_fc_norm_hidden"](features)], -1) @ self._fc.T)[None]
+        turns = self._target.base_model.rotary_emb(x, torch.arange(len(tokens))[None])
+        x = self._layer(x, position_embeddings=turns, attention_mask=None)
+        x = x[0] if isinstance(x, tuple) else x
+        x = self._norms["norm"](x[0, -1:])
+        return x @ self._target.get_output_embeddings().weight.T, x
+
+
 def make_near_identity(directory: Path) -> Path:
     """Rewrites a model of `make_model`: what its layers add is tiny, so that the next token follows from the newest."""
     tensors = load_file(directory / "model.safetensors")
     for name in tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             tensors[name] = 1e-3 * tensors[name]
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

@@ -86,9 +86,11 @@ class DraftModel:
         """Blocks that the newest step begins with copies of others, and those others."""
 
     def follow(self, step: SchedulerOutput) -> None:
-        """Takes in what a step says about blocks. For every step, in order."""
+        """Takes in what a step says about blocks. For every step, in order. Rows with recurrent states of the model are
+        none of them: they have numbers of their own, in a second group, or behind those of blocks."""
         for block_id, _ in step.block_loads:
-            self._filled[block_id] = 0  # they come without what the draft model would have computed
+            if block_id < len(self._filled):
+                self._filled[block_id] = 0  # it comes without what the draft model would have computed
         self._copies.clear()
         for source, destination in step.block_copies:
             self._filled[destination] = self._filled[source]
@@ -98,7 +100,8 @@ class DraftModel:
         for request_id in step.dropped_ids:
             self._guessed.pop(request_id, None)
         for update in step.block_updates:
-            self._filled[update.block_ids] = 0
+            if update.group == 0:
+                self._filled[update.block_ids] = 0
         if step.new_requests:
             computed = dict(zip(step.request_ids, step.num_computed_tokens, strict=True))
             for request in step.new_requests:

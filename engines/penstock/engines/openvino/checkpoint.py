@@ -36,7 +36,8 @@ _MASKS = re.compile(r".*\.(attn|attention)\.(masked_)?bias")
 
 MTP_LAYERS = "model.mtp_layers"
 """Of MiMo's draft head, in the same files."""
-_MTP_OF_QWEN = "mtp."
+MTP_OF_QWEN = "mtp."
+"""Before the names of Qwen's, in the same files."""
 
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 """Of GPT-OSS; blocks and scales are MXFP4."""
@@ -60,7 +61,7 @@ def full_name(name: str) -> str | None:
         return "model." + name
     for stored, usual in _NORMS_OF_OLMO_HYBRID.items():
         name = name.replace(stored, usual)
-    if _MASKS.fullmatch(name) or name.startswith((MTP_LAYERS + ".", _MTP_OF_QWEN)):
+    if _MASKS.fullmatch(name) or name.startswith((MTP_LAYERS + ".", MTP_OF_QWEN)):
         return None
     return "transformer." + name if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings")) else name
 

@@ -63,6 +63,8 @@ class FeatureTap:
     """[T, joined hidden states] to [T, width]."""
     identity: str = ""
     """Of what `combine` computes."""
+    behind_norm: bool = False
+    """What is joined goes through the model's final norm first."""
 
 
 def check_all_used(spec: DecoderSpec, weights: Weights) -> None:
@@ -125,8 +127,10 @@ class DecoderBuilder:
             results.append(ops.result(self._added(logits, scaled(added, spec.logits_scale))))
         if self._tap:
             joined = [states[n] for n in self._tap.layers]
-            features = self._tap.combine(ops.concat(joined, 1) if len(joined) > 1 else joined[0])
-            results.append(ops.result(features))
+            features = ops.concat(joined, 1) if len(joined) > 1 else joined[0]
+            if self._tap.behind_norm:
+                features = self._norm(features, spec.names.norm, spec.hidden_size)
+            results.append(ops.result(self._tap.combine(features)))
             results[-1].output(0).set_names({FEATURES})
         return self._model(results)
 

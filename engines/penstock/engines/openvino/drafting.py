@@ -23,18 +23,19 @@ import openvino.opset15 as ops
 from penstock.engines.contract.loading import Report
 from penstock.engines.errors import PenstockError, UnsupportedError
 from penstock.engines.formats.model_files import exported_graph, read_json, weight_files
-from penstock.engines.formats.model_settings import has_mtp_head, is_eagle3
+from penstock.engines.formats.model_settings import is_eagle3, text_settings
 from penstock.engines.formats.quantized.schemes import parse_scheme
 from penstock.engines.formats.safetensors_file import read_safetensors
 from penstock.engines.kit.batch import Ints
 from penstock.engines.kit.cache_size import max_model_len
 from penstock.engines.kit.draft_model import DraftModel, HeadInputs
-from penstock.engines.openvino.checkpoint import MTP_LAYERS, Checkpoint, full_name
+from penstock.engines.openvino.checkpoint import MTP_LAYERS, MTP_OF_QWEN, Checkpoint, full_name
 from penstock.engines.openvino.config import OpenVINOConfig
 from penstock.engines.openvino.decoder import DecoderBuilder, FeatureTap, check_all_used
 from penstock.engines.openvino.decoder_inputs import FEATURES
-from penstock.engines.openvino.decoder_spec import DecoderSpec
+from penstock.engines.openvino.decoder_spec import Attention, DecoderSpec
 from penstock.engines.openvino.families import parse_config
+from penstock.engines.openvino.family import in_gguf
 from penstock.engines.openvino.graph_nodes import Node, i64
 from penstock.engines.openvino.loading import (
     BuildGraph,
@@ -177,21 +178,36 @@ def _open_eagle3(
 
 def _open_mtp(config: OpenVINOConfig, settings: Mapping[str, Any], target: DecoderSpec, report: Report) -> DraftHead:
     """Of the model's own checkpoint; `settings`: its config.json. Raises UnsupportedError where there is none."""
-    if not has_mtp_head(settings):
-        raise UnsupportedError(f"no head of {str(settings['architectures'][0])[:50]} is supported; MiMo's is")
-    count = settings.get("num_nextn_predict_layers")
+    settings = text_settings(settings)
+    layout = next((_MTP[name] for name in settings["architectures"] if name in _MTP), None)
+    if layout is None:
+        named = str(settings["architectures"][0])[:50]
+        raise UnsupportedError(f"no head of {named} is supported; those of MiMo, Qwen3.5 and Qwen3-Next are")
+    if in_gguf(settings):
+        raise UnsupportedError("heads in GGUF files are not supported")
+    count = settings.get(layout.count, 1)
     if count != 1:
-        raise UnsupportedError(f"config.json has num_nextn_predict_layers={str(count)[:50]}; one layer is supported")
-    names = replace(target.names, layers=MTP_LAYERS)
-    decoder = replace(target, layers=target.layers[:1], names=names)
+        raise UnsupportedError(f"config.json has {layout.count}={str(count)[:50]}; one layer is supported")
+    names = replace(target.names, layers=layout.layers, norm=layout.norm)
+    layer = next(layer for layer in target.layers if isinstance(layer.mixer, Attention))
+    decoder = replace(target, layers=(layer,), further_layers=0, names=names)
     shared = (names.embedding + ".weight", names.head + ".weight")
 
     def rename(name: str) -> str | None:
-        return name if name in shared or name.startswith(f"{MTP_LAYERS}.0.") else None
+        if name.startswith(layout.prefix):
+            return name
+        full = full_name(name)
+        return full if full in shared else None
 
     checkpoint = Checkpoint(config.model_dir, rename, parse_scheme(settings))
-    source = _open_head(config, decoder, checkpoint, build_mtp, target, report)
-    return DraftHead("MTP head", source, FeatureTap((target.num_layers,), target.hidden_size))
+    if layout.projection + ".weight" not in checkpoint:
+        raise UnsupportedError(
+            f"the checkpoint has no tensor {layout.projection}.weight: it was saved without its layer for multi-token "
+            "prediction"
+        )
+    source = _open_head(config, decoder, checkpoint, partial(build_mtp, layout=layout), target, report)
+    tap = FeatureTap((target.num_layers,), target.hidden_size, behind_norm=layout.behind_norm)
+    return DraftHead("MTP head", source, tap)
 
 
 def _open_head(
@@ -330,10 +346,66 @@ def build_eagle3(
     return model, {}
 
 
-def build_mtp(spec: DecoderSpec, weights: Weights, precision: str) -> HeadGraph:
-    """The layer for multi-token prediction of MiMo's checkpoints: features and embedding, each behind a norm of its
-    own, are projected to one hidden state."""
-    model = _Mtp(spec, weights, precision).mtp()
+@dataclass(frozen=True)
+class MtpLayout:
+    """What a family's layer for multi-token prediction is called in the model's checkpoint, and what it is given."""
+
+    prefix: str
+    """Of all its tensors."""
+    layers: str
+    """As `TensorNames.layers`: it is number 0."""
+    features_norm: str
+    tokens_norm: str
+    projection: str
+    norm: str
+    """The final one."""
+    count: str
+    """The setting that says how many such layers there are; without it there is one."""
+    behind_norm: bool
+    """As `FeatureTap.behind_norm`."""
+    tokens_first: bool
+    """In what is projected."""
+    omits_first: bool
+    """The embedding that goes with the first position counts as zero: in training it has no token before it."""
+
+
+_MTP_MIMO = MtpLayout(
+    prefix=f"{MTP_LAYERS}.0.",
+    layers=MTP_LAYERS,
+    features_norm=f"{MTP_LAYERS}.0.hidden_layernorm",
+    tokens_norm=f"{MTP_LAYERS}.0.token_layernorm",
+    projection=f"{MTP_LAYERS}.0.input_proj",
+    norm=f"{MTP_LAYERS}.0.final_layernorm",
+    count="num_nextn_predict_layers",
+    behind_norm=False,
+    tokens_first=False,
+    omits_first=True,
+)
+_MTP_QWEN = MtpLayout(
+    prefix=MTP_OF_QWEN,
+    layers=f"{MTP_OF_QWEN}layers",
+    features_norm=f"{MTP_OF_QWEN}pre_fc_norm_hidden",
+    tokens_norm=f"{MTP_OF_QWEN}pre_fc_norm_embedding",
+    projection=f"{MTP_OF_QWEN}fc",
+    norm=f"{MTP_OF_QWEN}norm",
+    count="mtp_num_hidden_layers",
+    behind_norm=True,
+    tokens_first=True,
+    omits_first=False,
+)
+_MTP = {
+    "MiMoForCausalLM": _MTP_MIMO,
+    "Qwen3_5ForCausalLM": _MTP_QWEN,
+    "Qwen3_5MoeForCausalLM": _MTP_QWEN,
+    "Qwen3NextForCausalLM": replace(_MTP_QWEN, count="num_nextn_predict_layers"),
+}
+"""By the language model's architecture, as vLLM reads and computes them."""
+
+
+def build_mtp(spec: DecoderSpec, weights: Weights, precision: str, *, layout: MtpLayout) -> HeadGraph:
+    """A layer for multi-token prediction: features and embedding, each behind a norm of its own, are projected to one
+    hidden state."""
+    model = _Mtp(spec, weights, precision).mtp(layout)
     check_all_used(spec, weights)
     return model, {}
 
@@ -361,15 +433,15 @@ class _Eagle3(_Head):
 
 
 class _Mtp(_Head):
-    def mtp(self) -> ov.Model:
+    def mtp(self, layout: MtpLayout) -> ov.Model:
         spec, hidden = self._spec, self._spec.hidden_size
         self._begin()
-        features = self._layer_norm(self._take_features(), 0, "hidden_layernorm")
-        # The first position has no token before it in training: its embedding counts as zero.
-        later = ops.convert(ops.greater(self._inputs["position_ids"], i64(0)), "f32")
-        tokens = ops.multiply(self._embed(), ops.unsqueeze(later, i64(1)))
-        tokens = self._layer_norm(tokens, 0, "token_layernorm")
-        prefix = f"{spec.names.layers}.0."
-        x = self._linear(ops.concat([features, tokens], 1), prefix + "input_proj", hidden, 2 * hidden, False)
-        x = self._layer_norm(self._chosen(self._layer(x, 0)), 0, "final_layernorm")
+        features, tokens = self._take_features(), self._embed()
+        if layout.omits_first:
+            later = ops.convert(ops.greater(self._inputs["position_ids"], i64(0)), "f32")
+            tokens = ops.multiply(tokens, ops.unsqueeze(later, i64(1)))
+        both = [self._norm(features, layout.features_norm, hidden), self._norm(tokens, layout.tokens_norm, hidden)]
+        joined = ops.concat(both[::-1] if layout.tokens_first else both, 1)
+        x = self._linear(joined, layout.projection, hidden, 2 * hidden, False)
+        x = self._norm(self._chosen(self._layer(x, 0)), spec.names.norm, hidden)
         return self._model(self._results(self._head(x), x))

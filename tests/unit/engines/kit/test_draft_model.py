@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engines.contract.step import BlockUpdate, SchedulerOutput
 from penstock.engines.core import EngineCore
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.kit.batch import StepBatch
@@ -182,6 +183,15 @@ def test_there_are_no_guesses_beyond_its_context() -> None:
     assert driver.tokens[request] == alone([0, 1, 2], 40, 0, [0])[0]
     assert max(map(len, draft.contexts)) == 12
     assert 0 < driver.stats.draft_tokens < 12
+
+
+def test_rows_of_recurrent_states_are_no_blocks() -> None:
+    draft = DraftModel(FakeModel(GROUPS, 2, 1), 4, 2, 64, 64)
+    draft._fill([0, 1], 0, 8)
+    draft.follow(SchedulerOutput(block_loads=[(5, None)], block_updates=[BlockUpdate(1, 1, 0, [0, 7])]))
+    assert draft._filled.tolist() == [4, 4]
+    draft.follow(SchedulerOutput(block_loads=[(1, None)], block_updates=[BlockUpdate(1, 0, 0, [0])]))
+    assert draft._filled.tolist() == [0, 0]
 
 
 def test_a_draft_model_that_fails_is_a_step_that_fails() -> None:

@@ -98,19 +98,15 @@ def test_a_mixture_that_reads_images(tmp_path: Path, make_runner: Any) -> None:
         save_file(tensors | turned, file)
 
 
-@pytest.fixture(scope="module")
-def qwen25(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("qwen25")
-    return folder, make_qwen(folder, "qwen2.5-vl")
-
-
-def test_preempted_requests_and_guesses(qwen25: Any, make_runner: Any) -> None:
-    """Two that grow into blocks which there are for one; guesses that are right, but for one."""
-    folder, model = qwen25
+@pytest.mark.families("qwen2.5-vl", "qwen3.5")
+def test_preempted_requests_and_guesses(seeing: Any, make_runner: Any) -> None:
+    """Two that grow into blocks which there are for one; guesses that are right, but for one. Recurrent layers keep a
+    state behind each."""
+    family, folder, model = seeing
     pictures = [picture(n, 4, 5) for n in range(2)]
     prompts = [with_pictures(words(30, n), image) for n, image in enumerate(pictures)]
     expected = [
-        reference_tokens_with_pictures(model, "qwen2.5-vl", tokens, [image], 50)
+        reference_tokens_with_pictures(model, family, tokens, [image], 50)
         for (tokens, _), image in zip(prompts, pictures, strict=True)
     ]
     runner = make_runner(folder, num_blocks=6)
@@ -124,6 +120,12 @@ def test_preempted_requests_and_guesses(qwen25: Any, make_runner: Any) -> None:
         assert driver.core.stats().preemptions > 0
         assert [driver.tokens[request] for request in requests] == expected
     assert driver.core.stats().accepted_tokens > 0
+
+
+@pytest.fixture(scope="module")
+def qwen25(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("qwen25")
+    return folder, make_qwen(folder, "qwen2.5-vl")
 
 
 def test_pictures_that_do_not_fit_their_tokens(qwen25: Any, make_runner: Any) -> None:

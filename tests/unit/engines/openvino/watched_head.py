@@ -68,9 +68,9 @@ def guess_always(core: Core, count: int = 3) -> None:
     speculation = core.core.scheduler.speculation
 
     def guesses(run: Run, room: int, worth: Worth) -> list[int]:
-        speculation._guesser_of(run.request)  # it counts which were right
+        guesser = speculation._guesser_of(run.request)  # it counts which were right
         limit = min(room, count, run.request.max_num_tokens - run.request.num_tokens - 1)
-        return [] if worth.prompt_tokens else [TO_BE_DRAFTED] * limit
+        return [] if worth.prompt_tokens or guesser is None else [TO_BE_DRAFTED] * limit
 
     speculation.guesses = guesses  # type: ignore[method-assign]
 

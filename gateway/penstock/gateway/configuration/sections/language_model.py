@@ -353,7 +353,7 @@ class SchedulingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="ngram: next tokens are guessed from the request's text so far (prompt lookup), and "
             "several are verified in a step; answers stay the same. mtp: the checkpoint's own layer for multi-token "
-            "prediction guesses (openvino, MiMo)"
+            "prediction guesses (openvino: MiMo, Qwen3.5, Qwen3-Next)"
         ),
     ] = "off"
     max_draft_tokens: Annotated[

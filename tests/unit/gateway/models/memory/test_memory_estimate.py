@@ -476,6 +476,14 @@ QWEN3_5_0_8B = {
 CONVOLVED, SUMMED = 18 * 6144 * 4, 18 * 16 * 128 * 128
 
 
+def test_the_draft_head_of_a_hybrid_counts(folder: Path) -> None:
+    """Six of its layers keep keys and values, as that of the head does."""
+    (folder / "config.json").write_text(json.dumps({"text_config": QWEN3_5_0_8B}))
+    plain, beside = (demand("openvino", folder, num_blocks=48, mtp=mtp).host.cache.fixed for mtp in (False, True))
+    assert plain is not None
+    assert beside == plain + 48 * 32 * (2 * 2 * 256 * 2 + 2 * QWEN3_5_0_8B["hidden_size"])
+
+
 @pytest.mark.parametrize(("runner", "summed"), [("torch", 4), ("openvino", 2)])
 def test_states_count_beside_keys_and_values(folder: Path, runner: str, summed: int) -> None:
     """Of each token a part of the checkpoint behind it; 8 seats and two steps have rows of their own."""

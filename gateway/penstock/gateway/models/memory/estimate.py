@@ -499,7 +499,7 @@ def _cache(
             token += draft_shape.hidden_size * _item(spec.runner, sizes, options, shape)  # features
     if options.get("mtp") and shape is not None:
         features = shape.hidden_size * _item(spec.runner, sizes, options, shape)
-        token += _token_bytes(spec, shape, sizes) / sum(heads.layers for heads in shape.kept) + features
+        token += _token_bytes(spec, shape, sizes) / max(1, sum(heads.layers for heads in shape.kept)) + features
     if options["num_blocks"] is not None:
         return CacheWish(fixed=int(options["num_blocks"] * block * token + states.working_bytes) * times)
     wished = options["kv_cache_memory"]

@@ -298,7 +298,7 @@ def make_near_identity(directory: Path) -> Path:
     tensors = load_file(directory / "model.safetensors")
     for name in tensors:
         if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
-            tensors[name] = 1e-3 * tensors[name]
+            tensors[name] = 1e-5 * tensors[name]
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 

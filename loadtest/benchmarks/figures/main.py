@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.figures.measure import Measured, ReadmeRow, keep, measure_row, measured
+from benchmarks.figures.measure import MEASURED, Measured, ReadmeRow, keep, measure_row, measured
 from penstock.loadtest.errors import LoadTestError
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +44,8 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head: str
     rows_head: str
     """Of the page with the README's rows."""
+    readme_cpu: str
+    """The class of CPU whose figures the README shows."""
     limitations: str
     machines: dict[str, str]
     paths: dict[str, tuple[str, ...]]
@@ -76,7 +78,7 @@ def _measure(figures: Figures, names: Sequence[str], folder: str | None) -> None
     if folder is None:
         raise LoadTestError("--measure requires --dir FOLDER: where the peers are")
     for name in names:
-        keep({name: measure_row(rows[name], folder)})
+        keep(name, measure_row(rows[name], folder))
 
 
 def read(path: Path = DATA) -> Figures:
@@ -102,8 +104,10 @@ def _readme_table(figures: Figures) -> Iterator[str]:
     for row in figures.readme:
         if not row.text:
             continue
-        result = results[row.name]
-        yield f"| {row.text} | {result.figure} | {result.date}, {result.cpu} |"
+        result = results[row.name].get(figures.readme_cpu)
+        if result is None:
+            raise LoadTestError(f"{MEASURED}: {row.name}: not measured on {figures.readme_cpu}")
+        yield f"| {row.text} | {result.figure} | {result.date}, {figures.readme_cpu} |"
 
 
 def _page(figures: Figures) -> str:
@@ -120,11 +124,17 @@ def _rows_page(figures: Figures) -> str:
     return figures.rows_head.lstrip() + "".join(_row(row, results[row.name]) for row in figures.readme)
 
 
-def _row(row: ReadmeRow, result: Measured) -> str:
+def _row(row: ReadmeRow, results: Mapping[str, Measured]) -> str:
+    """A method that several CPUs share stands once, with the first."""
     command = f"`python loadtest/benchmarks figures --measure {row.name} --dir peers`"
-    about = "; ".join(filter(None, (result.machine, result.versions)))
-    head = f"\n## {row.title}\n\n**{result.date}.** {command}. {about}. {result.method}".rstrip()
-    return "\n".join([head, "", *result.body, ""])
+    lines, said = [f"\n## {row.title}"], ""
+    for cpu, result in results.items():
+        about = "; ".join(filter(None, (result.machine, result.versions)))
+        head = [f"**{result.date}, {cpu}.**", *([] if said else [f"{command}."]), f"{about}."]
+        head += [result.method] if result.method != said else ["As above."]
+        lines += ["", " ".join(head).rstrip(), "", *result.body]
+        said = result.method
+    return "\n".join([*lines, ""])
 
 
 def _section(table: Table, machines: Mapping[str, str]) -> str:
@@ -138,7 +148,12 @@ def _section(table: Table, machines: Mapping[str, str]) -> str:
 
 def old_tables(figures: Figures) -> Iterator[str]:
     """A line for each row and table that is older than the newest commit to what it measures."""
-    rows = [(row.title, row.code, date.fromisoformat(measured()[row.name].date)) for row in figures.readme]
+    results = measured()
+    rows = [
+        (f"{row.title} ({cpu})", row.code, date.fromisoformat(result.date))
+        for row in figures.readme
+        for cpu, result in results[row.name].items()
+    ]
     for title, code, day in [*rows, *((table.title, table.code, table.date) for table in figures.table)]:
         paths = [path for name in code for path in figures.paths[name]]
         if missing := [path for path in paths if not (ROOT / path).exists()]:

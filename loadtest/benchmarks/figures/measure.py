@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,20 @@ MEASURED = Path(__file__).with_name("measured.json")
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One row, as it was measured last."""
+    """One row on one class of CPU, as it was measured last."""
 
     date: str
     """ISO 8601."""
-    cpu: str
-    """Its class."""
     machine: str
     versions: str
     method: str
     figure: str
     body: tuple[str, ...]
     """Lines of Markdown."""
+
+
+Results = dict[str, dict[str, Measured]]
+"""By the row's name and the class of the CPU."""
 
 
 class ReadmeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,9 +56,8 @@ class ReadmeRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Those of the table whose ratios are shown, by name."""
 
 
-def measured(path: Path = MEASURED) -> dict[str, Measured]:
-    """By the row's name."""
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Measured])
+def measured(path: Path = MEASURED) -> Results:
+    return msgspec.json.decode(path.read_bytes(), type=Results)
 
 
 def measure_row(row: ReadmeRow, folder: str) -> Measured:
@@ -68,7 +69,6 @@ def measure_row(row: ReadmeRow, folder: str) -> Measured:
     about = report.environment
     return Measured(
         date=datetime.now(UTC).date().isoformat(),
-        cpu=cpu_class(),
         machine=f"{about['cpu']}, {about['cores']} cores, {cpu_class()}, memory read at {speed / 1e9:.1f} GB/s",
         versions=", ".join(_versions(report)),
         method=row.method,
@@ -95,6 +95,8 @@ def _versions(report: PeersReport) -> Iterator[str]:
         yield from (f"{package} {version}" for package, version in packages.items() if name != "penstock")
 
 
-def keep(results: Mapping[str, Measured], path: Path = MEASURED) -> None:
-    """Rows that are not among these stay."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(measured(path) | dict(results)), indent=2) + b"\n")
+def keep(name: str, result: Measured, path: Path = MEASURED) -> None:
+    """As this CPU's; those of other classes, and other rows, stay."""
+    results = measured(path)
+    results[name] = results.get(name, {}) | {cpu_class(): result}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")

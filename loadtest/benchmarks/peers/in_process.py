@@ -1,16 +1,18 @@
-"""OpenVINO GenAI: no server, but a program that takes jobs on its standard input (`foreign/genai_load.py`)."""
+"""OpenVINO GenAI: no server, but programs that take jobs on their standard input (`foreign/genai_load.py`, and
+`foreign/genai_images.py`)."""
 
 from __future__ import annotations
 
+import base64
 import selectors
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from benchmarks.peers.plan import Case, requests_of
+from benchmarks.peers.plan import ORDERED, Case, requests_of
 from benchmarks.peers.process import Process
 from benchmarks.peers.results import Run
+from benchmarks.peers.served import QUESTION, first_tokens, picture
 from benchmarks.peers.settings import PeersSettings
 from benchmarks.peers.usage import Meter
 from penstock.loadtest import workload
@@ -44,9 +46,9 @@ class InProcess:
 
     def measure(self, case: Case, settings: PeersSettings, seed: int) -> Run:
         """Raises LoadTestError when the program has ended, or does not answer in time."""
-        total = requests_of(case, settings)
+        job = self._job(case, settings, requests_of(case, settings), case.concurrency, seed)
         meter = Meter(self.pid)
-        outcome = self._ask(case.concurrency, self._prompts(settings, total, seed), settings, sampled=case.sampled)
+        outcome = self._ask(job, settings)
         usage = meter.read()
         samples = [_sample(index, request, settings) for index, request in enumerate(outcome.requests)]
         figures = summarize(samples, open_loop=False)
@@ -58,12 +60,30 @@ class InProcess:
             server_cpu_us=cpu_us,
             front_cpu_us=cpu_us,
             foreign_cores=usage.foreign_cores,
+            ttft_ms=first_tokens(samples) if case.table in ORDERED else [],
         )
 
-    def try_out(self, settings: PeersSettings, requests: int) -> int:
-        """Output tokens of requests that do not count."""
-        outcome = self._ask(requests, self._prompts(settings, requests, -1), settings)
+    def try_out(self, case: Case, settings: PeersSettings, requests: int) -> int:
+        """Output tokens of requests that do not count; without pictures, which take long."""
+        job = self._job(case, settings, requests, requests, -1)
+        outcome = self._ask(job | {"image": None} if "image" in job else job, settings)
         return sum(tokens for request in outcome.requests for _, tokens in request.arrivals)
+
+    def _job(self, case: Case, settings: PeersSettings, requests: int, at_a_time: int, seed: int) -> dict[str, Any]:
+        if case.table == "images":
+            image = base64.b64encode(picture(seed)).decode()
+            return {
+                "image": image,
+                "prompt": QUESTION,
+                "times": requests,
+                "output_tokens": settings.output_tokens,
+            }
+        return {
+            "prompts": self._prompts(settings, requests, seed),
+            "concurrency": at_a_time,
+            "output_tokens": settings.output_tokens,
+            "sampled": case.sampled,
+        }
 
     def _prompts(self, settings: PeersSettings, count: int, seed: int) -> list[Any]:
         """Those that servers get, too."""
@@ -79,15 +99,7 @@ class InProcess:
         )
         return [call.prompt for session in workload.build(options, seed=seed) for call in session.calls]
 
-    def _ask(
-        self, concurrency: int, prompts: Sequence[Any], settings: PeersSettings, *, sampled: bool = False
-    ) -> _Outcome:
-        job = {
-            "prompts": prompts,
-            "concurrency": concurrency,
-            "output_tokens": settings.output_tokens,
-            "sampled": sampled,
-        }
+    def _ask(self, job: dict[str, Any], settings: PeersSettings) -> _Outcome:
         try:
             self.process.stdin.write(msgspec.json.encode(job) + b"\n")
             self.process.stdin.flush()

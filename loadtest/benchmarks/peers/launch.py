@@ -218,9 +218,12 @@ def penstock(environment: str, *flags: str) -> Start:
 
 
 def genai(at: Surroundings) -> Argv:
-    """No server: a program with its own way in."""
+    """No server: a program with its own way in. For images it keeps prompts, and takes one request at a time."""
     model = at.peers_folder.converted(at.model, openvino_form(at.weights))
-    return [at.peers_folder.program("openvino"), FOREIGN / "genai_load.py", model, str(len(at.cores)), str(at.places)]
+    python, threads = at.peers_folder.program("openvino"), str(len(at.cores))
+    if SHAPES[at.model].vision is not None:
+        return [python, FOREIGN / "genai_images.py", model, threads]
+    return [python, FOREIGN / "genai_load.py", model, threads, str(at.places)]
 
 
 def all_cores() -> tuple[int, ...]:

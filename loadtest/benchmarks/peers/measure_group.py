@@ -178,7 +178,7 @@ class GroupMeasurement:
             output_tokens=min(_TRIAL_TOKENS, settings.output_tokens),
         )
         if isinstance(server, InProcess):
-            _same_tokens(server.try_out(short, _TRIALS), _TRIALS * short.output_tokens)
+            _same_tokens(server.try_out(case, short, _TRIALS), _TRIALS * short.output_tokens)
         elif case.table == "tensors":
             check_tensors(server.target(case, settings.timeout))
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.peers_folder import PeersFolder
-from benchmarks.peers.shapes import SHAPES, VOCABULARY, Shape, Vision
+from benchmarks.peers.shapes import SHAPES, VOCABULARY, QwenVision, Shape, Vision
 from benchmarks.peers.weights import W8A8_CONFIG, write_weights
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -26,7 +26,7 @@ _TEMPLATE = (
 _CONTENT = "{{ message['content'] }}"
 _PARTS = (
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
 )
 _TRAINING_CHARACTERS = 10_000_000
 
@@ -63,8 +63,17 @@ def _tokenizer_config(shape: Shape) -> dict[str, Any]:
         "pad_token": SPECIAL[0],
         "model_max_length": shape.context,
         "clean_up_tokenization_spaces": False,
-        "chat_template": _TEMPLATE if shape.vision is None else _TEMPLATE.replace(_CONTENT, _PARTS),
+        "chat_template": _template(shape.vision),
     }
+
+
+def _template(vision: Vision | None) -> str:
+    if vision is None:
+        return _TEMPLATE
+    image, *around = vision.tokens
+    if isinstance(vision, QwenVision):
+        image = f"{around[0]}{image}{around[1]}"
+    return _TEMPLATE.replace(_CONTENT, _PARTS.replace("IMAGE", image))
 
 
 def _make_seeing(folder: Path, vision: Vision) -> None:
@@ -72,10 +81,14 @@ def _make_seeing(folder: Path, vision: Vision) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-    tokenizer.add_special_tokens(["<image>", "<fake_token_around_image>", "<global-img>", *tiles])
+    tokenizer.add_special_tokens(list(vision.tokens))
     tokenizer.save(str(folder / "tokenizer.json"))
-    processor = {
+    processor = _qwen_processor(vision) if isinstance(vision, QwenVision) else _processor(vision)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+
+
+def _processor(vision: Vision) -> dict[str, Any]:
+    return {
         "image_processor_type": "SmolVLMImageProcessor",
         "processor_class": "SmolVLMProcessor",
         "do_image_splitting": True,
@@ -84,7 +97,20 @@ def _make_seeing(folder: Path, vision: Vision) -> None:
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+
+
+def _qwen_processor(vision: QwenVision) -> dict[str, Any]:
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "min_pixels": 4 * (cell := (vision.patch * vision.joined) ** 2),
+        "max_pixels": 16_384 * cell,
+        "patch_size": vision.patch,
+        "merge_size": vision.joined,
+        "temporal_patch_size": 2,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
 
 
 def _tokenizer(peers_folder: PeersFolder) -> Path:

@@ -93,12 +93,14 @@ PICTURE = (1024, 768)
 _TURNS = {"llamacpp": ("penstock",)}
 _IMAGES = {"llamacpp": ("penstock",)}
 """Peers that are servers, read prompts again where they ended, and read images."""
+IMAGE_REQUESTS = 2
+"""In a run: with a new picture, and the same again."""
 
 
 def requests_of(case: Case, settings: PeersSettings) -> int:
     """In a run of the generation tables."""
-    if case.table == "turns":
-        return TURNS
+    if case.table in ORDERED:
+        return TURNS if case.table == "turns" else IMAGE_REQUESTS
     shape = SHAPES[case.model]
     return max(settings.waves * shape.waves * case.concurrency, shape.least_requests)
 
@@ -126,13 +128,19 @@ def plan(settings: PeersSettings) -> list[Group]:
     for table, peers in zip(ORDERED, (_TURNS, _IMAGES), strict=True):
         if table in settings.tables:
             groups += [
-                _chats(table, (peer, *ours), model, weights)
+                _chats(table, (peer, *_pipelines(model, chosen), *ours), model, weights)
                 for model in settings.models
                 for weights in settings.weights
                 for peer, ours in peers.items()
                 if peer in chosen and (SHAPES[model].vision is not None) == (table == "images")
             ]
     return groups
+
+
+def _pipelines(model: str, chosen: Sequence[str]) -> list[str]:
+    """OpenVINO GenAI, for the images that it knows."""
+    vision = SHAPES[model].vision
+    return ["openvino"] if vision is not None and vision.has_genai and "openvino" in chosen else []
 
 
 def _chats(table: str, contenders: tuple[str, ...], model: str, weights: str) -> Group:

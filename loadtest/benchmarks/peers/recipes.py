@@ -176,7 +176,8 @@ def _convert(path: Path, make: Callable[[Path], None]) -> None:
 def _to_openvino(peers_folder: PeersFolder, model: str, weights: str, part: Path, log: Path) -> None:
     """Half precision in the files, or a smaller type; what is computed in is the plugin's choice for the CPU."""
     stored = "fp16" if weights == "native" else weights
-    task = ["--task", "text-generation-with-past", "--weight-format", stored]
+    kind = "text-generation-with-past" if SHAPES[model].vision is None else "image-text-to-text"
+    task = ["--task", kind, "--weight-format", stored]
     if weights == "int4":
         task += ["--group-size-fallback", "ignore"]  # of what is too small for a group: rotary positions of Qwen3.5
     tool = peers_folder.program("openvino", "optimum-cli")

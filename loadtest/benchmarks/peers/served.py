@@ -154,16 +154,17 @@ def run_of(case: Case, report: Report, samples: Sequence[Sample], usage: Used) -
         server_cpu_us=round(1e6 * usage.server_seconds / units, 1) if units else 0.0,
         front_cpu_us=round(1e6 * usage.front_seconds / units, 1) if units else 0.0,
         foreign_cores=usage.foreign_cores,
-        ttft_ms=_first_tokens(samples) if case.table in ORDERED else [],
+        ttft_ms=first_tokens(samples) if case.table in ORDERED else [],
     )
 
 
-def _first_tokens(samples: Sequence[Sample]) -> list[float]:
+def first_tokens(samples: Sequence[Sample]) -> list[float]:
     """Of requests with an answer, in their order."""
     answered = sorted((sample for sample in samples if sample.arrivals), key=lambda sample: sample.index)
     return [round(1e3 * (sample.arrivals[0] - sample.sent), 3) for sample in answered]
 
 
+QUESTION = "What is in it?"
 _WAVES = 6
 """Of brightness, in each colour of a picture."""
 
@@ -175,7 +176,7 @@ def messages(case: Case, seed: int) -> Iterator[str | None]:
         yield None
         return
     url = f"data:image/jpeg;base64,{base64.b64encode(picture(seed)).decode()}"
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is in it?"}]
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
     line = msgspec.json.encode({"messages": [{"role": "user", "content": parts}]}) + b"\n"
     with NamedTemporaryFile(suffix=".jsonl") as file:
         file.write(2 * line)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 VOCABULARY = 4096
 """Entries of the tokenizer. A model may have more."""
-IMAGE_TOKENS = range(VOCABULARY, VOCABULARY + 19)
-"""Of models that read images: of the image, around it, of the whole image, and of 4 x 4 tiles."""
+_PLACES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+TILES = ("<image>", "<fake_token_around_image>", "<global-img>", *_PLACES)
+PATCHES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
+"""Tokens that models which read images have beside the tokenizer's, the image's first: of SmolVLM and of Qwen2.5-VL."""
 CONTEXT = 4096
 _LONG = 32_768
 """The same for models that are measured with long prompts."""
@@ -41,7 +43,7 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Vision(msgspec.Struct, frozen=True, kw_only=True):
-    """SmolVLM's encoder of images."""
+    """An encoder of images: SmolVLM's, for tiles."""
 
     layers: int
     hidden: int
@@ -54,6 +56,29 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
     """Patches that become one token are the square of it."""
     longest_edge: int
     """An image is enlarged to it, and cut into tiles."""
+
+    has_genai: ClassVar[bool] = False
+    """OpenVINO GenAI has a pipeline for it."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return TILES
+
+
+class QwenVision(Vision, frozen=True, kw_only=True):
+    """Qwen2.5-VL's, for pictures of any size: in most layers a patch attends to those of its window."""
+
+    side: int = 0
+    longest_edge: int = 0
+    window: int
+    """Its side, in pixels."""
+    attends: tuple[int, ...]
+    """Layers without windows."""
+    has_genai = True
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return PATCHES
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +152,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             "use_cache": True,
         }
         config |= _FAMILY_CONFIG.get(self.model_type, _nothing)(self)
-        return config if self.vision is None else _seeing(config, self.vision)
+        if self.vision is None:
+            return config
+        return (_qwen_seeing if isinstance(self.vision, QwenVision) else _seeing)(config, self.vision)
 
 
 def _nothing(shape: Shape) -> dict[str, Any]:
@@ -148,11 +175,44 @@ def _seeing(text: dict[str, Any], vision: Vision) -> dict[str, Any]:
             "image_size": vision.side,
             "patch_size": vision.patch,
         },
-        "image_token_id": IMAGE_TOKENS.start,
+        "image_token_id": VOCABULARY,
         "scale_factor": vision.joined,
         "tie_word_embeddings": text["tie_word_embeddings"],
         "torch_dtype": "bfloat16",
     }
+
+
+def _qwen_seeing(text: dict[str, Any], vision: Vision) -> dict[str, Any]:
+    """Text settings stand beside the encoder's, as in the files that Qwen published."""
+    assert isinstance(vision, QwenVision)
+    half = text["head_dim"] // 2
+    tokens = {name: VOCABULARY + at for at, name in enumerate(("image", "vision_start", "vision_end", "video"))}
+    return (
+        text
+        | {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "model_type": "qwen2_5_vl",
+            "rope_scaling": {"type": "mrope", "mrope_section": [half // 4, half * 3 // 8, half * 3 // 8]},
+            "vision_config": {
+                "model_type": "qwen2_5_vl",
+                "depth": vision.layers,
+                "hidden_size": vision.hidden,
+                "hidden_act": "silu",
+                "intermediate_size": vision.intermediate,
+                "num_heads": vision.heads,
+                "in_chans": 3,
+                "out_hidden_size": text["hidden_size"],
+                "patch_size": vision.patch,
+                "spatial_merge_size": vision.joined,
+                "spatial_patch_size": vision.patch,
+                "temporal_patch_size": 2,
+                "window_size": vision.window,
+                "fullatt_block_indexes": vision.attends,
+                "tokens_per_second": 2,
+            },
+        }
+        | {f"{name}_token_id": number for name, number in tokens.items()}
+    )
 
 
 def _lfm2(shape: Shape) -> dict[str, Any]:
@@ -332,6 +392,34 @@ SHAPES = {
         context=8192,
         vision=Vision(
             layers=12, hidden=768, intermediate=3072, heads=12, side=512, patch=16, joined=4, longest_edge=2048
+        ),
+        waves=1,
+        least_requests=1,
+    ),
+    "qwen25-vl-shape": Shape(
+        architecture="Qwen2ForCausalLM",
+        model_type="qwen2",
+        title="the shape of Qwen2.5-VL-3B with 8 of the decoder's 36 layers (1.6 G parameters)",
+        layers=8,
+        hidden=2048,
+        intermediate=11_008,
+        heads=16,
+        kv_heads=2,
+        vocabulary=151_936,
+        rope_theta=1_000_000.0,
+        spread=0.02,
+        tied=True,
+        biases=True,
+        context=8192,
+        vision=QwenVision(
+            layers=32,
+            hidden=1280,
+            intermediate=3420,
+            heads=16,
+            patch=14,
+            joined=2,
+            window=112,
+            attends=(7, 15, 23, 31),
         ),
         waves=1,
         least_requests=1,

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.peers.shapes import LFM2_KERNEL, VOCABULARY, DeltaNet, Shape, Vision
+from benchmarks.peers.shapes import LFM2_KERNEL, VOCABULARY, DeltaNet, QwenVision, Shape, Vision
 
 _FAINT = np.float32(0.01)
 _ITEMS = {"BF16": 2, "I8": 1, "F32": 4}
@@ -48,13 +48,15 @@ class Weight(NamedTuple):
 
 def weights(shape: Shape) -> Iterator[Weight]:
     """Under the names that transformers gives them."""
-    at = "model" if shape.vision is None else "model.text_model"
+    at = "model.text_model" if shape.vision is not None and not isinstance(shape.vision, QwenVision) else "model"
     yield Weight(f"{at}.embed_tokens.weight", (shape.vocabulary, shape.hidden))
     for layer in range(shape.layers):
         yield from _LAYERS.get(shape.model_type, _layer)(shape, layer, f"{at}.layers.{layer}")
     last = "embedding_norm" if shape.model_type.startswith("lfm2") else "norm"
     yield Weight(f"{at}.{last}.weight", (shape.hidden,))
-    if shape.vision is not None:
+    if isinstance(shape.vision, QwenVision):
+        yield from _qwen_vision(shape.vision, shape.hidden)
+    elif shape.vision is not None:
         yield from _vision(shape.vision, shape.hidden)
     if not shape.tied:
         yield Weight("lm_head.weight", (shape.vocabulary, shape.hidden))
@@ -152,6 +154,23 @@ def _vision(vision: Vision, hidden: int) -> Iterator[Weight]:
     yield Weight("model.connector.modality_projection.proj.weight", (hidden, size * vision.joined**2))
 
 
+def _qwen_vision(vision: QwenVision, hidden: int) -> Iterator[Weight]:
+    size, wide = vision.hidden, vision.hidden * vision.joined**2
+    yield Weight("visual.patch_embed.proj.weight", (size, 3, 2, vision.patch, vision.patch))
+    for number in range(vision.layers):
+        layer = f"visual.blocks.{number}"
+        yield Weight(f"{layer}.norm1.weight", (size,))
+        yield from _with_bias(f"{layer}.attn.qkv", 3 * size, size)
+        yield from _with_bias(f"{layer}.attn.proj", size, size)
+        yield Weight(f"{layer}.norm2.weight", (size,))
+        for name in ("gate_proj", "up_proj"):
+            yield from _with_bias(f"{layer}.mlp.{name}", vision.intermediate, size)
+        yield from _with_bias(f"{layer}.mlp.down_proj", size, vision.intermediate)
+    yield Weight("visual.merger.ln_q.weight", (size,))
+    yield from _with_bias("visual.merger.mlp.0", wide, wide)
+    yield from _with_bias("visual.merger.mlp.2", hidden, wide)
+
+
 def _with_bias(at: str, rows: int, *columns: int) -> Iterator[Weight]:
     yield Weight(f"{at}.weight", (rows, *columns))
     yield Weight(f"{at}.bias", (rows,))
@@ -200,7 +219,8 @@ def _eight_bits(weight: Weight) -> list[Weight]:
 
 
 def _values(weight: Weight, shape: Shape, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    if "norm" in weight.name.rpartition(".")[0].rpartition(".")[2] and weight.name.endswith(".weight"):
+    module = weight.name.rpartition(".")[0].rpartition(".")[2]
+    if ("norm" in module or module == "ln_q") and weight.name.endswith(".weight"):
         return np.ones(weight.shape, np.float32)
     if weight.name.endswith(".bias"):
         return np.zeros(weight.shape, np.float32)

@@ -34,7 +34,7 @@ def start(tmp_path: Path, code: str) -> Process:
 def test_its_figures_are_made_as_those_of_servers(tmp_path: Path) -> None:
     with start(tmp_path, PROGRAM) as process:
         program = InProcess(process, "", 30)
-        assert program.try_out(SETTINGS, 2) == 10
+        assert program.try_out(CASE, SETTINGS, 2) == 10
         run = program.measure(CASE, SETTINGS, 0)
     figures = run.figures
     assert (figures.completed, figures.output_tokens, figures.output_tokens_per_s) == (96, 480, 160.0)

@@ -104,7 +104,7 @@ def _readme_table(figures: Figures) -> Iterator[str]:
     for row in figures.readme:
         if not row.text:
             continue
-        result = results[row.name].get(figures.readme_cpu)
+        result = results.get(row.name, {}).get(figures.readme_cpu)
         if result is None:
             raise LoadTestError(f"{MEASURED}: {row.name}: not measured on {figures.readme_cpu}")
         yield f"| {row.text} | {result.figure} | {result.date}, {figures.readme_cpu} |"
@@ -120,17 +120,19 @@ def _page(figures: Figures) -> str:
 
 
 def _rows_page(figures: Figures) -> str:
+    """Rows that were measured."""
     results = measured()
-    return figures.rows_head.lstrip() + "".join(_row(row, results[row.name]) for row in figures.readme)
+    rows = (_row(row, results[row.name]) for row in figures.readme if row.name in results)
+    return figures.rows_head.lstrip() + "".join(rows)
 
 
 def _row(row: ReadmeRow, results: Mapping[str, Measured]) -> str:
     """A method that several CPUs share stands once, with the first."""
     command = f"`python loadtest/benchmarks figures --measure {row.name} --dir peers`"
     lines, said = [f"\n## {row.title}"], ""
-    for cpu, result in results.items():
+    for result in results.values():
         about = "; ".join(filter(None, (result.machine, result.versions)))
-        head = [f"**{result.date}, {cpu}.**", *([] if said else [f"{command}."]), f"{about}."]
+        head = [f"**{result.date}.**", *([] if said else [f"{command}."]), f"{about}."]
         head += [result.method] if result.method != said else ["As above."]
         lines += ["", " ".join(head).rstrip(), "", *result.body]
         said = result.method
@@ -152,7 +154,7 @@ def old_tables(figures: Figures) -> Iterator[str]:
     rows = [
         (f"{row.title} ({cpu})", row.code, date.fromisoformat(result.date))
         for row in figures.readme
-        for cpu, result in results[row.name].items()
+        for cpu, result in results.get(row.name, {}).items()
     ]
     for title, code, day in [*rows, *((table.title, table.code, table.date) for table in figures.table)]:
         paths = [path for name in code for path in figures.paths[name]]

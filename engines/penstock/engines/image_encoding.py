@@ -18,7 +18,7 @@ from penstock.engines.inbox import Inbox
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.engines.scheduler.intake import QueueIntake
 from penstock.engines.scheduler.pending import ImageEncoding
-from penstock.engines.scheduler.queues import Policy
+from penstock.engines.scheduler.queues import Policy, aged
 
 logger = logging.getLogger(__name__)
 
@@ -255,8 +255,7 @@ class _Turns:
             self._served = {flow: end for flow, end in self._served.items() if end > message.arrival_time}
         since = max(message.arrival_time, self._served.get(flow, 0.0))
         self._served[flow] = since + tiles * self._seconds_of_tile
-        if self._config.policy is Policy.PRIORITY:
-            since += message.priority * self._config.ageing_seconds
+        since = aged(self._config.policy, since, message.priority, self._config.ageing_seconds)
         return (message.background, since)
 
     def observe(self, tiles: int, seconds: float) -> None:

@@ -27,7 +27,7 @@ class GuessStates:
         """id -> rows, of the step that verifies guesses."""
 
     def forget(self, step: SchedulerOutput) -> None:
-        """Requests that the step drops, or brings anew: those have their states in their tables."""
+        """Frees the rows of requests that the step drops, or announces again: their states are in their tables."""
         for request_id in [*step.dropped_ids, *(request.id for request in step.new_requests)]:
             row = self._kept.pop(request_id, None)
             if row is not None:

@@ -17,15 +17,18 @@ class Policy(StrEnum):
 
 
 def order_key(policy: Policy, request: Request, ageing_seconds: float) -> OrderKey:
-    """Lower is earlier: requests in the background come behind all others. Ties go to the lower id.
+    """Lower is earlier: requests in the background come behind all others. Ties go to the lower id."""
+    since = aged(policy, request.arrival_time, request.priority, ageing_seconds)
+    return (request.background, since, request.id)
+
+
+def aged(policy: Policy, since: float, priority: int, ageing_seconds: float) -> float:
+    """Since when what waits since then counts as waiting, by its priority.
 
     With linear ageing, "priority p, waiting since t" is at every moment as urgent as "priority 0, waiting since
     t + p * ageing_seconds". So priorities with ageing need no clock and no re-sorting.
     """
-    since = request.arrival_time
-    if policy is Policy.PRIORITY:
-        since += request.priority * ageing_seconds
-    return (request.background, since, request.id)
+    return since + priority * ageing_seconds if policy is Policy.PRIORITY else since
 
 
 class RequestQueue(Protocol):

@@ -1,5 +1,5 @@
-"""What one value of general.architecture means: Hugging Face's names for the parts of a file, and settings that several
-families share.
+"""An architecture of GGUF files, one value of general.architecture: Hugging Face's names for the parts of such a file,
+and what several families share of names and settings.
 
 A function of settings takes a file's settings and config.json without them, and gives what is added to config.json, or
 takes the place of what is there.

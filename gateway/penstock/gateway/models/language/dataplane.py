@@ -305,8 +305,12 @@ class DataPlane:
         )
 
     def _salt(self, model: LoadedModel, tenant: str, caller_salt: str) -> str:
-        """Of the prefix cache, and of what is kept of images."""
-        return _salt(model.salt_key or self.salt_key, tenant, caller_salt)
+        """Of the prefix cache, and of what is kept of images. Tenants cannot share these, nor guess each other's salt.
+        A caller's own salt divides those of its tenant further."""
+        if not tenant and not caller_salt:
+            return ""
+        parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
+        return hmac.new(model.salt_key or self.salt_key, parts, hashlib.sha256).hexdigest()
 
     def _deadline(self, context: RequestContext) -> float | None:
         """Of time.monotonic(): the caller's, or the server's own where that is earlier."""
@@ -320,15 +324,6 @@ class DataPlane:
         DeadlineExceededError."""
         deadline = self._deadline(context)
         return until(deadline, deadline_exceeded())
-
-
-def _salt(key: bytes, tenant: str, caller_salt: str) -> str:
-    """Tenants cannot share cached prefixes, nor guess each other's salt. A caller's own salt
-    divides those of its tenant further."""
-    if not tenant and not caller_salt:
-        return ""
-    parts = f"{len(tenant)}:{tenant}{caller_salt}".encode("utf-8", "surrogatepass")
-    return hmac.new(key, parts, hashlib.sha256).hexdigest()
 
 
 def _are_alike(params: SamplingParams) -> bool:

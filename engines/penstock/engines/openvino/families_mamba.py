@@ -215,11 +215,20 @@ def _with_experts(spec: DecoderSpec, c: Settings, layers: Sequence[bool]) -> Dec
     return replace(spec, layers=tuple(own))
 
 
+_OLDER_NAMES = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_dt_limit": "time_step_limit",
+}
+"""Settings of Nemotron-H that transformers reads by another name, too, which goes first (NemotronHConfig)."""
+
+
 def _state_space_of_nemotron(c: Settings) -> Mamba2:
     """There is no least step. (transformers has time_step_min as one where a step has several tokens, and none where it
     has a single token; other implementations have none.)"""
     c = filled(
-        c,
+        changed(c, {name: c[older] for older, name in _OLDER_NAMES.items() if older in c}),
         mamba_num_heads=128,
         mamba_head_dim=64,
         ssm_state_size=128,

@@ -342,6 +342,8 @@ def test_settings_of_state_spaces_that_are_not_understood(changes: dict[str, Any
         ("NemotronH", {"hybrid_override_pattern": 5}, "layer_types is not understood"),
         ("NemotronH", {"hybrid_override_pattern": "M-M"}, "no layer has full_attention"),
         ("NemotronH", {"hybrid_override_pattern": "M*-", "n_groups": 3}, "128 heads of 3 groups do not go together"),
+        ("NemotronH", {"hybrid_override_pattern": "M*-", "mamba_n_groups": 5, "n_groups": 8}, "128 heads of 5 groups"),
+        ("NemotronH", {"hybrid_override_pattern": "M*-", "mamba_dt_limit": [0.0, 0.5]}, "steps with limits"),
         ("NemotronH", {"hybrid_override_pattern": "M*-", "mamba_hidden_act": "relu"}, "state spaces have silu"),
         ("NemotronH", {"hybrid_override_pattern": "M*E", "moe_latent_size": -1}, "moe_latent_size=-1, which is not"),
         ("NemotronH", {"hybrid_override_pattern": "M*E", "n_group": 3}, "these do not go together"),

@@ -55,7 +55,9 @@ def _numbers_of_layer(config: Mapping[str, Any]) -> tuple[int, int] | None:
     if config.get("mamba_n_heads"):
         names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
     elif config.get("mamba_num_heads"):
-        names = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+        older = (("mamba_n_groups", "n_groups"), ("mamba_d_conv", "conv_kernel"))
+        kept = (name if name in config else usual for name, usual in older)
+        names = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", *kept)
     else:
         return None
     if config.get("mamba_d_head") == "auto":

@@ -564,6 +564,8 @@ def test_a_hybrid_s_own_ways_to_give_its_sizes(folder: Path) -> None:
     shape = read_shape(folder)
     assert shape is not None
     assert shape.layers == 3
+    older = {**config, **sizes, "mamba_n_groups": 2, "mamba_d_conv": 3}  # these go first
+    assert read_states(older) == StateShape(1, (4 * 8 + 2 * 2 * 16) * 3, 4 * 8 * 16)
     heads = {"mamba_n_heads": 4, "mamba_d_head": "auto", "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4}
     falcon = {"model_type": "falcon_h1", "num_hidden_layers": 3, "hidden_size": 32, "mamba_expand": 2}
     assert read_states({**falcon, **heads, "mamba_d_ssm": 32}) == StateShape(3, 3 * 64 * 4, 3 * 4 * 8 * 16)

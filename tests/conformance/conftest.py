@@ -6,7 +6,6 @@ To put another engine under the suite, add a `Candidate` here: how to load its r
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -305,26 +304,23 @@ VARIANTS = {
 """They differ from another candidate in the model alone: only tests marked `every_family` run on them. (vllm-qwen2 is
 the one with adapters, openvino-gemma3 the one with several groups, openvino-lfm2 the one with recurrent layers.)"""
 
-ALWAYS = {"openvino-smolvlm", "torch-qwen3.5", "torch-gemma3"}
-"""Of VARIANTS. The others run where EVERY_FAMILY=1, and those of vLLM where vLLM is."""
+_FAMILIES = pytest.mark.families(
+    "openvino-smolvlm", "torch-qwen3.5", "torch-gemma3", *(name for name in VARIANTS if name.startswith("vllm"))
+)
+"""Of VARIANTS, those that are always tried: that the others are for EVERY_FAMILY is said in tests/conftest.py."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "candidate" in metafunc.fixturenames:
         every = metafunc.definition.get_closest_marker("every_family") is not None
-        names = [
-            name for name in CANDIDATES if _is_there(name) and (name not in VARIANTS or (every and _is_tried(name)))
-        ]
-        metafunc.parametrize("candidate", names, indirect=True, scope="session")
+        names = [name for name in CANDIDATES if _is_there(name) and (every or name not in VARIANTS)]
+        candidates = [pytest.param(name, marks=_FAMILIES if name in VARIANTS else ()) for name in names]
+        metafunc.parametrize("candidate", candidates, indirect=True, scope="session")
 
 
 def _is_there(candidate: str) -> bool:
     """vLLM has an environment of its own: .ci/vllm."""
     return not candidate.startswith("vllm") or importlib.util.find_spec("vllm") is not None
-
-
-def _is_tried(variant: str) -> bool:
-    return variant in ALWAYS or bool(os.environ.get("EVERY_FAMILY")) or variant.startswith("vllm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,8 +50,14 @@ MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 BLOCK = 32
 """Tokens of a block, in every engine."""
 NUM_BLOCKS = 24
-POOLS = {"mistral": 10, "gemma3": 56}
+POOLS = {"mistral": 10, "gemma3": 36}
 """Blocks of models that need fewer of them for a request, or several tables: as scarce as elsewhere."""
+LAYERS = {
+    "gemma3": ["sliding_attention", "full_attention", "sliding_attention"],
+    "lfm2": ["conv", "full_attention", "conv"],
+    "qwen3.5": ["linear_attention", "full_attention", "linear_attention"],
+}
+"""Of models whose layers are of several kinds; the others have two. Deeper ones are in tests/unit/engines."""
 MAX_MODEL_LEN = 512
 
 
@@ -193,15 +199,20 @@ def _with_weights(folder: Path) -> MakeAdapter:
     return make
 
 
+def _make_model(folder: Path, family: str) -> None:
+    layers = {"layer_types": LAYERS[family]} if family in LAYERS else {}
+    make_model(folder, family, eos_token_id=None, num_hidden_layers=len(LAYERS.get(family, "..")), **layers)
+
+
 def _openvino(family: str, adapters: bool = False) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
-        make_model(folder, family, eos_token_id=None)
+        _make_model(folder, family)
         config = OpenVINOConfig(
             model_dir=folder,
             dtype="f32",
             weights="f32",
             kv_cache_dtype="f32",
-            threads=2,
+            threads=1,
             num_blocks=POOLS.get(family, NUM_BLOCKS),
             max_num_seqs=16,
             max_num_batched_tokens=256,
@@ -231,7 +242,7 @@ def _openvino_seeing(folder: Path) -> Candidate:
 
 def _torch(family: str) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
-        make_model(folder, family, eos_token_id=None)
+        _make_model(folder, family)
         config = TorchConfig(
             model_dir=folder,
             dtype="f32",

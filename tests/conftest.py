@@ -75,12 +75,14 @@ WAITING = ("differential", "exchanges", "flow", "protocol")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Families that differ in little from others are for EVERY_FAMILY=1; to skip them takes longer than to leave them
-    out. Where several processes share the files, some wait while others compute, to the end."""
-    if not os.environ.get("EVERY_FAMILY"):
-        others = [item for item in items if _is_like_others(item)]
-        config.hook.pytest_deselected(items=others)
-        left_out = set(others)
+    """Families that differ in little from others are for EVERY_FAMILY=1; EVERY_FAMILY=rest is for nothing else. To skip
+    tests takes longer than to leave them out. Where several processes share the files, some wait while others compute,
+    to the end."""
+    every = os.environ.get("EVERY_FAMILY")
+    if every != "1":
+        wanted = every == "rest"
+        left_out = {item for item in items if _is_like_others(item) is not wanted}
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     if not hasattr(config, "workerinput"):
         return

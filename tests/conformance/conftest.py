@@ -6,7 +6,6 @@ To put another engine under the suite, add a `Candidate` here: how to load its r
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,8 +50,14 @@ MakeAdapter = Callable[[str], tuple[Path, Oracle]]
 BLOCK = 32
 """Tokens of a block, in every engine."""
 NUM_BLOCKS = 24
-POOLS = {"mistral": 10, "gemma3": 56}
+POOLS = {"mistral": 10, "gemma3": 36}
 """Blocks of models that need fewer of them for a request, or several tables: as scarce as elsewhere."""
+LAYERS = {
+    "gemma3": ["sliding_attention", "full_attention", "sliding_attention"],
+    "lfm2": ["conv", "full_attention", "conv"],
+    "qwen3.5": ["linear_attention", "full_attention", "linear_attention"],
+}
+"""Of models whose layers are of several kinds; the others have two. Deeper ones are in tests/unit/engines."""
 MAX_MODEL_LEN = 512
 
 
@@ -194,15 +199,20 @@ def _with_weights(folder: Path) -> MakeAdapter:
     return make
 
 
+def _make_model(folder: Path, family: str) -> None:
+    layers = {"layer_types": LAYERS[family]} if family in LAYERS else {}
+    make_model(folder, family, eos_token_id=None, num_hidden_layers=len(LAYERS.get(family, "..")), **layers)
+
+
 def _openvino(family: str, adapters: bool = False) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
-        make_model(folder, family, eos_token_id=None)
+        _make_model(folder, family)
         config = OpenVINOConfig(
             model_dir=folder,
             dtype="f32",
             weights="f32",
             kv_cache_dtype="f32",
-            threads=2,
+            threads=1,
             num_blocks=POOLS.get(family, NUM_BLOCKS),
             max_num_seqs=16,
             max_num_batched_tokens=256,
@@ -232,7 +242,7 @@ def _openvino_seeing(folder: Path) -> Candidate:
 
 def _torch(family: str) -> Callable[[Path], Candidate]:
     def load(folder: Path) -> Candidate:
-        make_model(folder, family, eos_token_id=None)
+        _make_model(folder, family)
         config = TorchConfig(
             model_dir=folder,
             dtype="f32",
@@ -305,26 +315,23 @@ VARIANTS = {
 """They differ from another candidate in the model alone: only tests marked `every_family` run on them. (vllm-qwen2 is
 the one with adapters, openvino-gemma3 the one with several groups, openvino-lfm2 the one with recurrent layers.)"""
 
-ALWAYS = {"openvino-smolvlm", "torch-qwen3.5", "torch-gemma3"}
-"""Of VARIANTS. The others run where EVERY_FAMILY=1, and those of vLLM where vLLM is."""
+_FAMILIES = pytest.mark.families(
+    "openvino-smolvlm", "torch-qwen3.5", "torch-gemma3", *(name for name in VARIANTS if name.startswith("vllm"))
+)
+"""Of VARIANTS, those that are always tried: that the others are for EVERY_FAMILY is said in tests/conftest.py."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "candidate" in metafunc.fixturenames:
         every = metafunc.definition.get_closest_marker("every_family") is not None
-        names = [
-            name for name in CANDIDATES if _is_there(name) and (name not in VARIANTS or (every and _is_tried(name)))
-        ]
-        metafunc.parametrize("candidate", names, indirect=True, scope="session")
+        names = [name for name in CANDIDATES if _is_there(name) and (every or name not in VARIANTS)]
+        candidates = [pytest.param(name, marks=_FAMILIES if name in VARIANTS else ()) for name in names]
+        metafunc.parametrize("candidate", candidates, indirect=True, scope="session")
 
 
 def _is_there(candidate: str) -> bool:
     """vLLM has an environment of its own: .ci/vllm."""
     return not candidate.startswith("vllm") or importlib.util.find_spec("vllm") is not None
-
-
-def _is_tried(variant: str) -> bool:
-    return variant in ALWAYS or bool(os.environ.get("EVERY_FAMILY")) or variant.startswith("vllm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,11 +35,6 @@ output [
 SIMULATED = ("penstock-demo", "--engine", "simulated", "--sim-step-ms", "20")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.timeout(240))
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,26 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, make_seeing_model(folder)
 
 
+class LastingRunner(OpenVINORunner):
+    """Outlives the engines of single tests."""
+
+    def close(self) -> None:
+        self.reset()
+
+    def end(self) -> None:
+        super().close()
+
+
+@pytest.fixture(scope="module")
+def runner(seeing: tuple[Path, Any]) -> Iterator[LastingRunner]:
+    runner = LastingRunner(OpenVINOConfig(seeing[0], dtype="f32", threads=1, num_blocks=64, max_num_seqs=4))
+    yield runner
+    runner.end()
+
+
 @pytest_asyncio.fixture
-async def model(seeing: tuple[Path, Any]) -> AsyncIterator[LoadedModel]:
+async def model(seeing: tuple[Path, Any], runner: LastingRunner) -> AsyncIterator[LoadedModel]:
     folder = seeing[0]
-    runner = OpenVINORunner(OpenVINOConfig(folder, dtype="f32", threads=1, num_blocks=64, max_num_seqs=4))
     engine, tokenizer = InlineEngine(runner, SchedulerConfig(max_num_seqs=4)), Tokenizer(folder)
     template = ChatTemplate(CHAT_TEMPLATE, tokenizer.special_tokens)
     metrics = ModelMetrics("seeing", lambda: engine.stats, lambda: engine.ready)

@@ -49,12 +49,14 @@ def assert_alike(found: np.ndarray, wanted: np.ndarray) -> None:
     assert np.abs(found - wanted).max() < 1e-4 * max(1.0, np.abs(wanted).max())
 
 
+@pytest.mark.families("Bert", "Roberta", "Electra", "DistilBert", "MPNet", "ModernBert")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vectors_of_every_family_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, family)
     assert_alike(load(folder).compute(texts()), reference_rows(reference(folder), texts()))
 
 
+@pytest.mark.families("Bert", "Roberta", "Electra", "DistilBert", "MPNet", "ModernBert")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_every_family_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, family, labels=3)

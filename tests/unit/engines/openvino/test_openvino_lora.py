@@ -46,6 +46,10 @@ def answers(runner: OpenVINORunner, asked: list[tuple[str, list[int]]], count: i
     return [driver.tokens[i] for i in ids]
 
 
+@pytest.mark.families(
+    *("llama", "granite", "gemma2", "phi3", "gpt2", "gpt-neox", "qwen3-moe", "glm4", "granite-moe-shared"),
+    *("gemma3n", "qwen3.5", "qwen3-next", "falcon-h1", "nemotron-h"),
+)
 @pytest.mark.parametrize(
     ("family", "targets"),
     [

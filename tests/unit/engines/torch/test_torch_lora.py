@@ -34,7 +34,7 @@ class Adapted:
         return reference_tokens(self.references[key], tokens, count, guess)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2"])
+@pytest.fixture(scope="module", params=["qwen2", pytest.param("llama", marks=pytest.mark.families("qwen2"))])
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     """`b` changes less, and is of a lower rank."""
     folder = make_model(tmp_path_factory.mktemp(request.param), request.param, eos_token_id=None)

@@ -87,7 +87,8 @@ def with_zeros_apart(arrays: Sequence[Array]) -> Sequence[Array]:
 
     A row times x is then the sum over its groups of the signed values times x, times the scale, and of the share,
     (8 - zero) * scale, times the sum of x. The shares are exact: the 11 bits of a scale times 4 bits. So the matrix is
-    the same one. The plugin (2026.4, AVX2) unpacks values with zero points to floats in 1.3 to 1.7 of the time.
+    the same one. Of few rows the plugin (2026.4, AVX2) multiplies these in 0.65 to 0.85 of the time that it takes to
+    unpack values with zero points; of 64 rows and more in the same time.
     """
     values, zeros, scales = arrays
     np.bitwise_xor(values, _MIDDLE << 4 | _MIDDLE, out=values)

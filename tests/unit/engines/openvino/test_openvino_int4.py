@@ -129,6 +129,15 @@ def test_both_forms_of_4_bits_give_the_same_products(out: int, groups: int, tmp_
         assert ("u4" in types, "i4" in types) == (False, True)
 
 
+def test_experts_keep_their_zero_points(tmp_path: Path) -> None:
+    """Many small products take longer with products of zero points beside them."""
+    name = "model.layers.0.mlp.experts.11.up_proj.weight"
+    save_file({name: torch.randn(8, GROUP)}, tmp_path / "model.safetensors")
+    weights = Weights(Checkpoint(tmp_path), "int4", zeros_apart=True)
+    _, types = products(weights, name, (8, GROUP), np.ones((1, GROUP), np.float32))
+    assert ("u4" in types, "i4" in types) == (True, False)
+
+
 def test_the_matrices_that_stay_in_8_bits() -> None:
     kept = [
         number

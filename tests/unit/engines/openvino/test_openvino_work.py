@@ -64,9 +64,7 @@ def test_int8_has_a_byte_for_each_weight_and_a_scale_for_each_row(make_runner: M
     assert (work.weights, work.activations, work.precision) == ("int8", ROUNDED, "f32")
 
 
-@pytest.mark.parametrize(
-    ("activations", "zero_bytes"), [("f32", 4), pytest.param("int8", 0.5, marks=needs_int8)]
-)
+@pytest.mark.parametrize(("activations", "zero_bytes"), [("f32", 4), pytest.param("int8", 0.5, marks=needs_int8)])
 def test_int4_has_half_a_byte_and_for_each_group_a_scale_and_a_zero_point(
     make_runner: MakeRunner, tmp_path: Path, activations: str, zero_bytes: float
 ) -> None:

@@ -265,7 +265,7 @@ def _arm_facts(cpu: Cpu) -> CpuFacts:
         failures={"bf16": "OpenVINO does not offer it on Arm"},
         kv_types=KV_ON_ARM,
         has_attention="sve" in cpu.flags or not cpu.flags,
-        unpacks_i4=False,  # KleidiAI has kernels for them that round activations; not tried
+        unpacks_i4=False,  # not tried: there are kernels for them that round activations
     )
 
 

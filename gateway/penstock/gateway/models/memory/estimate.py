@@ -235,8 +235,7 @@ _USEFUL_TOKENS = 2048
 """A cache for fewer is not worth a start, unless the model's context is shorter. vLLM wants the whole context."""
 _VLLM_CPU_CACHE = 4 << 30
 _BYTES = {"fp8": 1.0, "bf16": 2.0, "f16": 2.0, "f32": 4.0}
-_ZEROS_APART = "int4, zeros apart"
-_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7, _ZEROS_APART: 0.74}
+_QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.7}
 """Of a weight in the copy that kernels work on; int4 keeps some matrices in 8 bits. Another copy is in a file, unless
 there is no cache of weights."""
 _HELD_BYTES = {"int2": 0.5, "int4": 0.5, "MXFP4": 0.5, "int8": 1.0, "I8": 1.0}
@@ -436,16 +435,15 @@ def _stored_types(sizes: Sequence[StoredSize]) -> StoredTypes:
 
 
 def _matrix_kind(size: StoredSize, types: Numerics, options: dict[str, Any]) -> str:
-    """The type in which a matrix is held, and in which form; auto: as it is stored."""
-    kind: str = options["weights"] if size.dtype == "MXFP4" else types.weights
-    kind = _BECOMES.get(size.dtype, kind) if kind == "auto" else kind
-    return _ZEROS_APART if kind == "int4" and types.zeros_apart else kind
+    """The type in which a matrix is held; auto: as it is stored."""
+    kind = options["weights"] if size.dtype == "MXFP4" else types.weights
+    return _BECOMES.get(size.dtype, kind) if kind == "auto" else kind
 
 
 def _integer_bytes(size: StoredSize, kind: str) -> float | None:
     """Of a matrix that kernels read as integers; None: they read floats."""
     held = _HELD_BYTES.get(size.dtype)
-    if held is not None and kind in (("auto", "int8") if held == 1 else ("auto", "int4", _ZEROS_APART)):
+    if held is not None and kind in ("auto", "int8" if held == 1 else "int4"):
         return size.count * held
     return size.count * _QUANTIZED_BYTES[kind] if kind in _QUANTIZED_BYTES else None
 

@@ -122,7 +122,6 @@ def engine(runner: str, folder: Path, **options: Any) -> EngineSpec:
         ("openvino", {"weights": "int8", "weights_cache": 0}, 2),
         ("openvino", {"weights": "int4"}, 0.7),
         ("openvino", {"weights": "int4", "activations": "mixed"}, 1.4),
-        ("openvino", {"weights": "int4", "dtype": "f32", "activations": "f32"}, 0.74),
         ("openvino", {"weights": "f32"}, 6),  # f32, and bf16 packed
         ("openvino", {"weights": "f32", "dtype": "f32"}, 8),
         ("vllm", {}, 2.7),

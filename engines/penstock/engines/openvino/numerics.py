@@ -136,6 +136,8 @@ class CpuFacts:
     """Those of KV caches, by dtype; the first is the default."""
     has_attention: bool = True
     """OpenVINO has paged attention for it."""
+    unpacks_i4: bool = True
+    """It unpacks signed weights in 4 bits while it multiplies them with floats."""
 
     def without(self, dtype: Dtype, why: str) -> CpuFacts:
         left: tuple[Dtype, ...] = tuple(other for other in self.dtypes if other != dtype)
@@ -200,6 +202,8 @@ class Numerics:
     """How matrices are held; auto: as the checkpoint has them."""
     integers: IntegersType | None = None
     """Type of matrices in 8 or 4 bits; int4 may be beside int8. None: there are none."""
+    zeros_apart: bool = False
+    """Matrices in 4 bits have their zero points in a product of their own, see `quantization.with_zeros_apart`."""
     is_exported: bool = False
     """As `ModelFacts` has it."""
     large_steps: Dtype | None = None
@@ -219,6 +223,11 @@ class Numerics:
     @property
     def rounds(self) -> bool:
         return self.activations == "int8"
+
+    @property
+    def held(self) -> str:
+        """How matrices are held, for the key of what is made of a checkpoint."""
+        return f"{self.weights}, zeros apart" if self.zeros_apart else self.weights
 
     @property
     def words(self) -> str:
@@ -256,6 +265,7 @@ def _arm_facts(cpu: Cpu) -> CpuFacts:
         failures={"bf16": "OpenVINO does not offer it on Arm"},
         kv_types=KV_ON_ARM,
         has_attention="sve" in cpu.flags or not cpu.flags,
+        unpacks_i4=False,  # not tried: there are kernels for them that round activations
     )
 
 
@@ -274,12 +284,14 @@ def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
     is_lowered = wish.dtype == "auto" and dtype == "f32" and (model.is_capped or cpu.dtypes[0] != "f32")
     halves = is_lowered and wish.kv_cache_dtype == "auto" and "f16" in cpu.kv_types[dtype]
     kv_cache_dtype = "f16" if halves else wish.kv_cache_dtype
+    activations = _activations(cpu, wish, dtype, integers is not None)
     return Numerics(
         dtype=dtype,
-        activations=_activations(cpu, wish, dtype, integers is not None),
+        activations=activations,
         kv=kv_cache_type(kv_cache_dtype, dtype, model.head_size, cpu.kv_types) if model.head_size else None,
         weights=wish.weights,
         integers=integers,
+        zeros_apart=integers == "int4" and activations == "f32" and cpu.unpacks_i4 and not model.is_exported,
         is_exported=model.is_exported,
         reason=reason,
     )

@@ -77,6 +77,27 @@ def quantize_groups(tensor: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[
     return packed.reshape(-1), packed_halves(zeros), scales
 
 
+_MIDDLE = 8
+"""Of the 16 levels of 4 bits: the least of the signed ones is so far below zero."""
+
+
+def with_zeros_apart(arrays: Sequence[Array]) -> Sequence[Array]:
+    """Of what `quantize_groups` gives, whose values it overwrites: signed values q - 8 (i4, packed alike), scales, and
+    shares f32 [rows, groups], which are left out where all zero points are 8.
+
+    A row times x is then the sum over its groups of the signed values times x, times the scale, and of the share,
+    (8 - zero) * scale, times the sum of x. The shares are exact: the 11 bits of a scale times 4 bits. So the matrix is
+    the same one. Of few rows the plugin (2026.4, AVX2) multiplies these in 0.65 to 0.85 of the time that it takes to
+    unpack values with zero points; of 64 rows and more in the same time.
+    """
+    values, zeros, scales = arrays
+    np.bitwise_xor(values, _MIDDLE << 4 | _MIDDLE, out=values)
+    levels = np.stack([zeros & _LEVELS, zeros >> 4], axis=1).reshape(-1)[: scales.size].reshape(scales.shape[:2])
+    if (levels == _MIDDLE).all():
+        return values, scales
+    return values, scales, (np.float32(_MIDDLE) - levels) * scales[:, :, 0].astype(np.float32)
+
+
 def keeps_8_bits(name: str, num_layers: int) -> bool:
     """Of a matrix in 4-bit weights: those that hurt most, as llama.cpp's Q4_K_M chooses them (`use_more_bits` of
     src/llama-quant.cpp): values and the MLP's last matrix in the first and last eighth of the layers, and in every
@@ -109,6 +130,8 @@ def packed_halves(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 _HALF_OF_8_BITS, _HALF_A_BYTE = 128, 4
 _LEAST_GROUP = 8
 """Columns. Scales of smaller groups would take more memory than the weights."""
+_LEAST_GROUP_APART = 64
+"""Columns. Their shares take an eighth as much memory as the values."""
 _SCALE_ERROR = 1e-3
 """Of a scale as float16, which has 11 bits: beyond this it is one that float16 has no normal number for."""
 
@@ -161,6 +184,14 @@ def _pieces(tensor: IntegerTensor) -> int:
     groups whose size is no power of two wrongly, unless they are whole rows."""
     size = tensor.shape[1] // tensor.num_groups
     return 1 if tensor.num_groups == 1 else size // (size & -size)
+
+
+def suits_zeros_apart(tensor: IntegerTensor) -> bool:
+    """Whether `with_zeros_apart` gains for this matrix of a checkpoint: it needs no shares, or its groups are large."""
+    if tensor.bits != _HALF_A_BYTE:
+        return False  # of 2 bits, parts that cancel each other would be several times larger than the sum
+    is_symmetric = bool((tensor.layout.zeros(0, tensor.shape[0]) == _MIDDLE).all())
+    return is_symmetric or tensor.shape[1] // tensor.num_groups // _pieces(tensor) >= _LEAST_GROUP_APART
 
 
 def carried_groups(tensor: IntegerTensor) -> Sequence[Array]:

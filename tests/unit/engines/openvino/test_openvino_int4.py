@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import openvino as ov
+import openvino.opset15 as ops
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +20,16 @@ from safetensors.torch import load_file, save_file
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import InvalidRequestError
 from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.quantization import GROUP, keeps_8_bits, quantize_groups, quantize_rows
+from penstock.engines.openvino.quantization import (
+    GROUP,
+    keeps_8_bits,
+    packed_halves,
+    quantize_groups,
+    quantize_rows,
+    with_zeros_apart,
+)
+from penstock.engines.openvino.trials import settle
+from penstock.engines.openvino.weights import Weights
 from penstock.gateway.models.language.models import unpack
 from support.cpu import own_cache
 from support.gguf import write_gguf
@@ -70,6 +82,60 @@ def test_no_weight_is_farther_off_than_its_group_s_step(tmp_path: Path) -> None:
     error = np.abs(found - wanted).reshape(7, 3, GROUP).max(2)
     assert (error <= steps * 1.02 + 6e-8).all()
     assert error[5, 1] < 0.01
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_zero_points_in_a_product_of_their_own_change_no_weight(groups: int) -> None:
+    """Exactly: float64 has room for the sum of both parts."""
+    rows, size = 5, 8
+    random = np.random.default_rng(0)
+    levels = random.integers(0, 16, (rows, groups, size), np.uint8)
+    zeros = random.permutation(np.resize([0, 8, 15, 3], rows * groups)).astype(np.uint8).reshape(rows, groups, 1)
+    scales = random.uniform(1e-7, 60_000, (rows, groups, 1)).astype(np.float16)
+    wanted = (levels - zeros.astype(np.float64)) * scales
+    values, same, shares = with_zeros_apart([packed_halves(levels), packed_halves(zeros), scales])
+    signed = unpacked(values, levels.size).reshape(levels.shape)
+    signed = np.where(signed > 7, signed - 16, signed)  # two's complement
+    assert shares.dtype == np.float32
+    np.testing.assert_array_equal(signed * same.astype(np.float64) + shares.astype(np.float64)[:, :, None], wanted)
+    symmetric = with_zeros_apart([packed_halves(levels), packed_halves(np.full_like(zeros, 8)), scales])
+    assert len(symmetric) == 2, "all shares are zero"
+
+
+def products(weights: Weights, name: str, shape: tuple[int, int], x: npt.NDArray[np.float32]) -> tuple[Any, set[str]]:
+    """And the types of the graph's constants."""
+    rows = ops.parameter(ov.PartialShape([-1, shape[1]]), ov.Type.f32)
+    model = ov.Model([ops.result(weights.project(rows, name, shape))], [rows], "m")
+    stored = {node.get_element_type().get_type_name() for node in model.get_ordered_ops() if not node.get_input_size()}
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    return ov.Core().compile_model(model, "CPU", exact)(x)[0], stored
+
+
+@pytest.mark.parametrize(("out", "groups"), [(1, 1), (7, 3), (48, 2)])
+def test_both_forms_of_4_bits_give_the_same_products(out: int, groups: int, tmp_path: Path) -> None:
+    """But for the rounding of f32; of one row and of several, for which the plugin has other kernels."""
+    width = groups * GROUP
+    matrix = torch.randn(out, width, generator=torch.Generator().manual_seed(0))
+    matrix[0, :GROUP] = matrix[0, :GROUP].abs() + 1  # the zero point is 0
+    matrix[-1, -GROUP:] = -matrix[-1, -GROUP:].abs() - 1  # and 15
+    save_file({"w": matrix}, tmp_path / "model.safetensors")
+    for count in (1, 9):
+        x = np.random.default_rng(count).standard_normal((count, width), np.float32) + 1
+        former, before = products(Weights(Checkpoint(tmp_path), "int4"), "w", (out, width), x)
+        found, types = products(Weights(Checkpoint(tmp_path), "int4", zeros_apart=True), "w", (out, width), x)
+        assert np.abs(found - former).max() < 2e-6 * width
+        assert np.abs(found - x @ dequantized(tmp_path, "w").T).max() < 2e-6 * width
+        assert ("u4" in before, "i4" in before) == (True, False)
+        assert ("u4" in types, "i4" in types) == (False, True)
+
+
+def test_experts_keep_their_zero_points(tmp_path: Path) -> None:
+    """Many small products take longer with products of zero points beside them."""
+    name = "model.layers.0.mlp.experts.11.up_proj.weight"
+    save_file({name: torch.randn(8, GROUP)}, tmp_path / "model.safetensors")
+    weights = Weights(Checkpoint(tmp_path), "int4", zeros_apart=True)
+    _, types = products(weights, name, (8, GROUP), np.ones((1, GROUP), np.float32))
+    assert ("u4" in types, "i4" in types) == (True, False)
 
 
 def test_the_matrices_that_stay_in_8_bits() -> None:
@@ -129,6 +195,25 @@ def test_the_second_start_finds_the_weights(
     monkeypatch.setattr("penstock.engines.openvino.weights.quantize_rows", None)
     assert Driver(make_runner(model, weights="int4")).generate([prompt(40, 1)], 20) == answers
     assert list(cache.iterdir()) == [file]
+
+
+def test_both_forms_of_4_bits_have_files_of_their_own(
+    model: Path, cache: Path, make_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder may be that of several machines."""
+    tokens = prompt(40, 1)
+    apart = logprobs(make_runner(model, weights="int4", activations="f32"), tokens)
+    [file] = cache.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "penstock.engines.openvino.weights.settle", lambda *facts: replace(settle(*facts), zeros_apart=False)
+        )
+        together = logprobs(make_runner(model, weights="int4", activations="f32"), tokens)
+    assert len(list(cache.iterdir())) == 2
+    np.testing.assert_allclose(apart, together, atol=1e-4)
+    monkeypatch.setattr("penstock.engines.openvino.weights.quantize_groups", None)
+    np.testing.assert_array_equal(logprobs(make_runner(model, weights="int4", activations="f32"), tokens), apart)
+    assert file in cache.iterdir()
 
 
 def change_a_row(model: Path) -> None:

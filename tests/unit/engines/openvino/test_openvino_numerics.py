@@ -30,6 +30,8 @@ ZEN4 = CpuFacts(("bf16", "f32"), frozenset({"bf16", "f32"}))
 AMX = CpuFacts(("bf16", "f32"), frozenset({"f32"}))
 ICE_LAKE = CpuFacts(("f32",), frozenset({"f32"}))
 NO_INT8 = CpuFacts(("bf16", "f32"), frozenset())
+UNPACKING = CpuFacts(("f32",), frozenset())
+"""AVX2 alone, once a trial has shown that it rounds no activations."""
 
 
 def types(numerics: Numerics) -> tuple[str, str | None, str]:
@@ -135,6 +137,36 @@ def test_weights_stay_as_stored_unless_a_setting_changes_them(
     assert (found.weights, found.integers) == expected
 
 
+@pytest.mark.parametrize(
+    ("cpu", "model", "settings", "expected"),
+    [
+        (UNPACKING, INTEGERS, {"weights": "int4"}, True),
+        (UNPACKING, ENCODER, {"weights": "int4"}, True),
+        (UNPACKING, SOME_INTEGERS, {}, True),
+        (UNPACKING, ModelFacts(StoredTypes(block_bits=4.9), head_size=64), {}, True),
+        (UNPACKING, replace(SOME_INTEGERS, is_exported=True), {}, False),
+        (UNPACKING, INTEGERS, {}, False),
+        (UNPACKING, FLOATS, {}, False),
+        (UNPACKING, SOME_INTEGERS, {"weights": "int8"}, False),
+        (replace(UNPACKING, unpacks_i4=False), SOME_INTEGERS, {}, False),
+        (NO_INT8, SOME_INTEGERS, {}, False),
+        (NO_INT8, SOME_INTEGERS, {"dtype": "f32"}, True),
+        (ICE_LAKE, SOME_INTEGERS, {}, False),
+        (ICE_LAKE, SOME_INTEGERS, {"activations": "f32"}, True),
+        (ZEN4, SOME_INTEGERS, {}, False),
+        (AMX, SOME_INTEGERS, {}, False),
+        (AMX, SOME_INTEGERS, {"activations": "int8"}, False),
+        (AMX, INTEGERS, {"weights": "int4", "activations": "mixed"}, False),
+    ],
+)
+def test_zero_points_are_apart_where_4_bits_are_multiplied_with_f32(
+    cpu: CpuFacts, model: ModelFacts, settings: dict[str, Any], expected: bool
+) -> None:
+    found = resolve(cpu, Wish(**settings), model)
+    assert found.zeros_apart == expected
+    assert found.held == f"{found.weights}, zeros apart" if expected else found.held == found.weights
+
+
 def test_roles_of_models() -> None:
     """A draft keeps its weights once, and an encoder's vectors are exact unless a type is set."""
     draft = replace(INTEGERS, is_draft=True)
@@ -161,6 +193,7 @@ def test_what_a_cpu_computes_in_by_its_instructions() -> None:
 def test_arm_gets_what_openvino_offers_there() -> None:
     graviton = cpu("asimd", "asimdhp", "bf16", "sve", machine="aarch64")
     assert types(resolve(graviton, Wish(), INTEGERS)) == ("f32", "f32", "f32")
+    assert not resolve(graviton, Wish(weights="int4"), FLOATS).zeros_apart
     assert types(resolve(graviton, Wish(), CAPPED)) == ("f32", "f32", "f32")
     assert types(resolve(graviton, Wish(dtype="f16"), FLOATS)) == ("f16", "u8", "f16")
     with pytest.raises(UnsupportedError, match=r"dtype=bf16 .* does not offer it on Arm; it has f16, f32"):

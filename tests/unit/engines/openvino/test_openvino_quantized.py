@@ -195,6 +195,16 @@ def test_embeddings_may_be_quantized(name: str, original: Path, tmp_path: Path, 
     assert distance(make_runner(model, activations="f32"), reference.parent) < 1e-3
 
 
+def product(weights: Weights, shape: tuple[int, int], x: Floats) -> tuple[Floats, set[str]]:
+    """And the types of the graph's constants."""
+    rows = ops.parameter(ov.PartialShape([-1, shape[1]]), ov.Type.f32)
+    model = ov.Model([ops.result(weights.project(rows, "m.weight", shape))], [rows], "m")
+    constants = [node for node in model.get_ordered_ops() if node.get_type_name() == "Constant"]
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    types = {node.get_element_type().get_type_name() for node in constants}
+    return ov.Core().compile_model(model, "CPU", exact)(x)[0], types
+
+
 @pytest.mark.parametrize(("bits", "group"), [(4, 48), (4, 120), (4, 15), (8, 30)])
 def test_any_group_size(bits: int, group: int, tmp_path: Path) -> None:
     """Of a single row, for which the plugin has kernels of its own."""
@@ -202,14 +212,41 @@ def test_any_group_size(bits: int, group: int, tmp_path: Path) -> None:
     matrix = round_to_levels(random.standard_normal((16, 240), np.float32), bits, symmetric=False, group=group)
     save_file({f"m.{part}": values for part, values in gptq(matrix).items()}, tmp_path / "model.safetensors")
     scheme = parse_scheme({"quantization_config": {**GPTQ, "bits": bits, "group_size": group, "sym": False}})
-    weights = Weights(Checkpoint(tmp_path, scheme=scheme), "auto")
-    x = ops.parameter(ov.PartialShape([-1, 240]), ov.Type.f32)
-    model = ov.Model([ops.result(weights.project(x, "m.weight", (16, 240)))], [x], "m")
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     row = random.standard_normal((1, 240), np.float32)
     wanted = row @ matrix.floats().T
-    found = ov.Core().compile_model(model, "CPU", exact)(row)[0]
+    found, _ = product(Weights(Checkpoint(tmp_path, scheme=scheme), "auto"), (16, 240), row)
     assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("bits", "symmetric", "group", "order", "expected"),
+    [
+        (4, False, 64, None, {"i4", "f32"}),
+        (4, False, 240, None, {"i4", "f32"}),
+        (4, False, 64, shuffled, {"i4", "f32"}),
+        (4, True, 32, None, {"i4"}),  # no shares
+        (4, False, 32, None, {"u4"}),
+        (2, False, 64, None, {"u4"}),
+        (8, False, 64, None, {"u8"}),
+    ],
+)
+def test_zero_points_of_a_checkpoint_may_be_apart(
+    bits: int, symmetric: bool, group: int, order: Any, expected: set[str], tmp_path: Path
+) -> None:
+    width = 240 if group == 240 else 256
+    random = np.random.default_rng(0)
+    group_of = None if order is None else order(width, group)
+    floats = random.standard_normal((16, width), np.float32)
+    matrix = round_to_levels(floats, bits, symmetric=symmetric, group=group, group_of=group_of)
+    save_file({f"m.{part}": values for part, values in gptq(matrix).items()}, tmp_path / "model.safetensors")
+    settings = {**GPTQ, "bits": bits, "group_size": group, "sym": symmetric, "desc_act": order is not None}
+    scheme = parse_scheme({"quantization_config": settings})
+    weights = Weights(Checkpoint(tmp_path, scheme=scheme), "auto", zeros_apart=True)
+    for count in (1, 5):
+        row = random.standard_normal((count, width), np.float32)
+        found, types = product(weights, (16, width), row)
+        np.testing.assert_allclose(found, row @ matrix.floats().T, atol=1e-4)
+        assert types & {"u4", "i4", "u8", "f32"} == expected
 
 
 @needs_int8

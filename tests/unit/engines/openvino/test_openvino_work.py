@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engines.contract.model_info import ModelWork
 from penstock.engines.openvino.work import product_speeds
-from support.cpu import ROUNDED, own_cache
+from support.cpu import ROUNDED, needs_int8, own_cache
 from support.models import make_model
 from unit.engines.openvino.conftest import MakeRunner
 
@@ -64,16 +64,19 @@ def test_int8_has_a_byte_for_each_weight_and_a_scale_for_each_row(make_runner: M
     assert (work.weights, work.activations, work.precision) == ("int8", ROUNDED, "f32")
 
 
+@pytest.mark.parametrize(("activations", "zero_bytes"), [("f32", 4), pytest.param("int8", 0.5, marks=needs_int8)])
 def test_int4_has_half_a_byte_and_for_each_group_a_scale_and_a_zero_point(
-    make_runner: MakeRunner, tmp_path: Path
+    make_runner: MakeRunner, tmp_path: Path, activations: str, zero_bytes: float
 ) -> None:
-    work, vocab = counted(make_runner, make_model(tmp_path / "m", "llama", **SHAPE), weights="int4")
+    """Which is a share in f32 where it is apart."""
+    model = make_model(tmp_path / "m", "llama", **SHAPE)
+    work, vocab = counted(make_runner, model, weights="int4", activations=activations)
     # of the two layers, the last one's values and down_proj stay in 8 bits
     kept = [MATRICES["v_proj"], MATRICES["down_proj"]]
     in_8 = sum(rows * width for rows, width in kept) + vocab * HIDDEN
     in_4 = WEIGHTS - sum(rows * width for rows, width in kept)
     rows_in_8 = sum(rows for rows, _ in kept) + vocab
-    assert work.weight_bytes == in_8 + 4 * rows_in_8 + in_4 // 2 + in_4 // 128 * 2 + in_4 // 128 // 2
+    assert work.weight_bytes == in_8 + 4 * rows_in_8 + in_4 // 2 + in_4 // 128 * (2 + zero_bytes)
 
 
 def test_keys_and_values_are_those_of_all_layers_of_a_group(make_runner: MakeRunner, tmp_path: Path) -> None:

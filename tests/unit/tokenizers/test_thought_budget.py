@@ -93,6 +93,15 @@ def test_the_end_of_a_thought(writer: Writer, tags: ThoughtTags, budget: int, te
         assert writer.write(tags, budget, text, cut=cut) == becomes
 
 
+def test_bytes_of_which_no_character_is_made_end_as_well(writer: Writer) -> None:
+    """Each could be the first of two."""
+    first = writer.ids("ñ")[0]
+    compiled = writer._compiler.compile("text", "", budget=(INSIDE, 2))
+    assert compiled.start([first] * 4).is_free
+    [allowed] = allowed_next([compiled.start([first] * 5)], writer.size)
+    assert np.flatnonzero(allowed).tolist() == writer.ids("<")
+
+
 def test_a_grammar_behind_it(writer: Writer) -> None:
     for tags, text, becomes in (
         (INSIDE, "abcyes", "abc</think>yes"),

@@ -59,7 +59,8 @@ class ThoughtWatch:
         budget = self._budget
         if self._written:
             return budget.closing[self._written]
-        if self._inside and self._used >= budget.tokens and not _ends_in_a_character(self._text):
+        beyond = self._used - budget.tokens
+        if self._inside and beyond >= 0 and (beyond >= _LONGEST_CHARACTER - 1 or not _ends_in_a_character(self._text)):
             return budget.closing[0]
         return None
 

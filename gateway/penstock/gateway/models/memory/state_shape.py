@@ -52,6 +52,7 @@ def _numbers_of_layer(config: Mapping[str, Any]) -> tuple[int, int] | None:
         keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         return (2 * keys + values) * config["linear_conv_kernel_dim"], values * config["linear_key_head_dim"]
+    names: tuple[str, ...]
     if config.get("mamba_n_heads"):
         names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
     elif config.get("mamba_num_heads"):

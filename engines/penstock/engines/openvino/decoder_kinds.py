@@ -154,7 +154,7 @@ class AltUpDecoderBuilder(DecoderBuilder):
         normed = self._layer_norm(active, n, norms.before_attention)
         y = ops.add(active, self._layer_norm(self._mixer(normed, n), n, norms.after_attention))
         y = scaled(ops.add(y, self._laurel(normed, n, prefix + "laurel.")), 2**-0.5)
-        mlp = self._mlp(self._layer_norm(y, n, norms.before_mlp), n)
+        mlp = self._parts.mlp(self._layer_norm(y, n, norms.before_mlp), n)
         y = ops.add(y, self._layer_norm(mlp, n, norms.after_mlp))
         corrected = self._states(self._corrected(predicted, y, active, prefix + "altup."))
         first = corrected[self._altup.active]
@@ -181,13 +181,13 @@ class AltUpDecoderBuilder(DecoderBuilder):
     def _kinds(self, x: Node, prefix: str) -> Node:
         """[T, count]"""
         hidden = self._spec.hidden_size
-        normed = scaled(self._norm(x, prefix + "router_norm", hidden), 1 / hidden)
+        normed = scaled(self._parts.norm(x, prefix + "router_norm", hidden), 1 / hidden)
         return ops.tanh(self._table(normed, prefix + "modality_router", self._altup.count, hidden))
 
     def _laurel(self, x: Node, n: int, prefix: str) -> Node:
         rank, hidden = self._altup.laurel_rank, self._spec.hidden_size
-        y = self._linear(x, prefix + "linear_left", rank, hidden, False)
-        y = self._linear(y, prefix + "linear_right", hidden, rank, False)
+        y = self._parts.linear(x, prefix + "linear_left", rank, hidden, False)
+        y = self._parts.linear(y, prefix + "linear_right", hidden, rank, False)
         return ops.add(x, self._layer_norm(y, n, "laurel.post_laurel_norm"))
 
     def _states(self, x: Node) -> list[Node]:
@@ -198,7 +198,7 @@ class AltUpDecoderBuilder(DecoderBuilder):
         return ops.concat([ops.unsqueeze(one, i64(1)) for one in states], 1)
 
     def _square(self, name: str, n: int, x: Node) -> Node:
-        return self._linear(x, f"{name}.{n}", self._spec.hidden_size, self._spec.hidden_size, False)
+        return self._parts.linear(x, f"{name}.{n}", self._spec.hidden_size, self._spec.hidden_size, False)
 
     def _table(self, x: Node, name: str, out: int, inner: int) -> Node:
         """x times a small matrix, which is never rounded."""

@@ -423,11 +423,11 @@ class _Eagle3(_Head):
         features = self._take_features()
         tokens = self._layer_norm(self._embed(), 0, "input_layernorm")
         normed = self._layer_norm(features, 0, "hidden_norm")
-        y = self._attention(ops.concat([tokens, normed], 1), 0, 2 * spec.hidden_size)
+        y = self._attention.layer(ops.concat([tokens, normed], 1), 0, 2 * spec.hidden_size)
         x = ops.add(normed if norm_before_residual else features, y)
-        x = self._chosen(ops.add(x, self._mlp(self._layer_norm(x, 0, "post_attention_layernorm"), 0)))
+        x = self._chosen(ops.add(x, self._parts.mlp(self._layer_norm(x, 0, "post_attention_layernorm"), 0)))
         name = (spec.names.embedding if spec.tie_word_embeddings else spec.names.head) + ".weight"
-        normed = self._norm(x, spec.names.norm, spec.hidden_size)
+        normed = self._parts.norm(x, spec.names.norm, spec.hidden_size)
         logits = self._weights.project(normed, name, (draft_vocab_size, spec.hidden_size), is_head=True)
         return self._model(self._results(logits, x))
 
@@ -440,8 +440,11 @@ class _Mtp(_Head):
         if layout.omits_first:
             later = ops.convert(ops.greater(self._inputs["position_ids"], i64(0)), "f32")
             tokens = ops.multiply(tokens, ops.unsqueeze(later, i64(1)))
-        both = [self._norm(features, layout.features_norm, hidden), self._norm(tokens, layout.tokens_norm, hidden)]
+        both = [
+            self._parts.norm(features, layout.features_norm, hidden),
+            self._parts.norm(tokens, layout.tokens_norm, hidden),
+        ]
         joined = ops.concat(both[::-1] if layout.tokens_first else both, 1)
-        x = self._linear(joined, layout.projection, hidden, 2 * hidden, False)
-        x = self._norm(self._chosen(self._layer(x, 0)), spec.names.norm, hidden)
+        x = self._parts.linear(joined, layout.projection, hidden, 2 * hidden, False)
+        x = self._parts.norm(self._chosen(self._layer(x, 0)), spec.names.norm, hidden)
         return self._model(self._results(self._head(x), x))

@@ -16,7 +16,8 @@ def test_a_storm_and_what_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
         where = ("--url", server.url, "--operator", server.operator, "--concurrency", "16")
         assert main([*where, "--model", "m", "--requests", "150"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told["clients"].keys() == {"complete", "left"}
+        assert told["clients"].keys() <= {"complete", "left"}  # on a slow machine all leave
+        assert told["clients"]["left"]
         assert sum(told["clients"].values()) == 150
         assert told["admitted"] == sum(told["finished"].values()) > 0
         assert told["leaked_blocks"] == 0

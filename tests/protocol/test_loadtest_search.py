@@ -120,8 +120,8 @@ def test_an_interrupted_sweep_reports_what_was_run(server: Server, tmp_path: Pat
 
 def test_tuning_finds_the_better_option() -> None:
     done = penstock(
-        *("tune", "--param", "max_num_seqs=1,8", "--concurrency", "8", "--duration", "0.5", *LOAD, "--json", "-"),
-        *("--", "serve", "--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "10"),
+        *("tune", "--param", "max_num_seqs=1,8", "--concurrency", "8", "--duration", "1", *LOAD, "--json", "-"),
+        *("--", "serve", "--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "50"),
     )
     study = json.loads(done.stdout)
     assert [tried["settings"] for tried in study["tried"]] == [{"max_num_seqs": "1"}, {"max_num_seqs": "8"}]

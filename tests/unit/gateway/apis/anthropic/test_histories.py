@@ -284,7 +284,7 @@ def test_nothing_is_continued_at_the_end(content: Any) -> None:
     assert shown(HI, {"role": "assistant", "content": content}) == ([HI], ("messages",))
 
 
-@pytest.mark.timeout(20)  # were the filling quadratic, it would take minutes
+@pytest.mark.timeout(60)  # were the filling quadratic, it would take many minutes
 def test_many_calls_without_results() -> None:
     turns = [assistant(USE | {"id": f"t{number}"}) if number % 2 else HI for number in range(60_000)]
     assert len(shown(*turns)[0]) == 90_000

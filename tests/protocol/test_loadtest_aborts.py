@@ -13,11 +13,11 @@ from support.server import serving
 def test_a_storm_and_what_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--engine", "simulated", "--served-model-name", "m", "--sim-step-ms", "2", "--num-kv-blocks", "64")
     with serving(*flags) as server:
-        where = ("--url", server.url, "--operator", server.operator, "--concurrency", "16")
+        # with more at a time, none is complete before it leaves on a busy machine
+        where = ("--url", server.url, "--operator", server.operator, "--concurrency", "4")
         assert main([*where, "--model", "m", "--requests", "150"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told["clients"].keys() <= {"complete", "left"}  # on a slow machine all leave
-        assert told["clients"]["left"]
+        assert told["clients"].keys() == {"complete", "left"}
         assert sum(told["clients"].values()) == 150
         assert told["admitted"] == sum(told["finished"].values()) > 0
         assert told["leaked_blocks"] == 0

@@ -37,7 +37,7 @@ GREEDY = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A simulated language model. It computes all of each prompt, as its count of prompt tokens leaves out the rest."""
-    with serving("--engine", "simulated", "--sim-step-ms", "3", "--no-prefix-caching") as server:
+    with serving("--engine", "simulated", "--sim-step-ms", "10", "--no-prefix-caching") as server:
         yield server
 
 
@@ -89,12 +89,11 @@ async def test_tokens_of_streams_are_those_that_the_server_counts(server: Server
     for answer in found:
         assert answer.error == "", answer.detail
         assert answer.output_tokens == TOKENS
-        assert 1 <= len(answer.arrivals) <= TOKENS
+        assert 2 <= len(answer.arrivals) <= TOKENS
         assert sum(answer.pieces or [TOKENS]) == TOKENS
-        assert answer.sent < answer.arrivals[0] <= answer.arrivals[-1] <= answer.ended
+        assert answer.sent < answer.arrivals[0] < answer.arrivals[-1] <= answer.ended
         assert answer.arrivals == sorted(answer.arrivals)
         assert answer.text
-    assert any(len(answer.arrivals) > 1 for answer in found)  # what has come meanwhile is sent together
     prompt, output = (counted(server, f"penstock_{kind}_tokens_total") for kind in ("prompt", "generation"))
     assert prompt - before[0] == sum(answer.prompt_tokens or 0 for answer in found)
     assert output - before[1] == sum(answer.output_tokens or 0 for answer in found)

@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import openvino as ov
+import openvino.opset15 as ops
 import torch
 from safetensors.torch import load_file, save_file
+
+from penstock.engines.openvino.weights import Weights
 
 Ints = npt.NDArray[np.int64]
 Tensors = dict[str, torch.Tensor]
@@ -231,3 +235,15 @@ def _save_both(folder: Path, target: Path, config: dict[str, Any], stored: Tenso
 
 def reference_of(target: Path) -> Path:
     return target.with_name(target.name + "-reference")
+
+
+def product_and_types(
+    weights: Weights, name: str, shape: tuple[int, int], x: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float32], set[str]]:
+    """x times the transposed matrix, computed by OpenVINO in f32, and the types of the graph's constants."""
+    rows = ops.parameter(ov.PartialShape([-1, shape[1]]), ov.Type.f32)
+    model = ov.Model([ops.result(weights.project(rows, name, shape))], [rows], "m")
+    constants = [node for node in model.get_ordered_ops() if node.get_type_name() == "Constant"]
+    types = {node.get_element_type().get_type_name() for node in constants}
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    return ov.Core().compile_model(model, "CPU", exact)(x)[0], types

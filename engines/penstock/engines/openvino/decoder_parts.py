@@ -1,4 +1,4 @@
-"""What the layers of a decoder's graph are made of: matrices with adapters, norms, MLPs and mixtures of experts."""
+"""Parts that the layers of a decoder's graph share: matrices with adapters, norms, MLPs and mixtures of experts."""
 
 from __future__ import annotations
 

@@ -190,8 +190,9 @@ def suits_zeros_apart(tensor: IntegerTensor) -> bool:
     """Whether `with_zeros_apart` gains for this matrix of a checkpoint: it needs no shares, or its groups are large."""
     if tensor.bits != _HALF_A_BYTE:
         return False  # of 2 bits, parts that cancel each other would be several times larger than the sum
-    is_symmetric = bool((tensor.layout.zeros(0, tensor.shape[0]) == _MIDDLE).all())
-    return is_symmetric or tensor.shape[1] // tensor.num_groups // _pieces(tensor) >= _LEAST_GROUP_APART
+    if tensor.shape[1] // tensor.num_groups // _pieces(tensor) >= _LEAST_GROUP_APART:
+        return True
+    return bool((tensor.layout.zeros(0, tensor.shape[0]) == _MIDDLE).all())
 
 
 def carried_groups(tensor: IntegerTensor) -> Sequence[Array]:

@@ -315,7 +315,12 @@ def _offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov
     rows, groups, _ = scales.shape
     whole = _constant(values, (rows, groups, shape[1] // groups), stored)
     offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(_constant(zeros, scales.shape, stored), "f16"))
-    scaled = ops.multiply(offset, _constant(scales, scales.shape, ov.Type.f16))
+    return _scaled(offset, scales, shape)
+
+
+def _scaled(values: Node, scales: Array, shape: Sequence[int]) -> Node:
+    """The matrix, f32, of values f16 [rows, groups, size] and scales [rows, groups, 1]."""
+    scaled = ops.multiply(values, _constant(scales, scales.shape, ov.Type.f16))
     return ops.convert(ops.reshape(scaled, np.array(shape), False), "f32")
 
 
@@ -325,8 +330,7 @@ def _signed_product(x: Node, arrays: Sequence[Array], shape: Sequence[int]) -> N
     rows, groups, _ = scales.shape
     size = shape[1] // groups
     signed = ops.convert(_constant(values, (rows, groups, size), ov.Type.i4), "f16")
-    scaled = ops.multiply(signed, _constant(scales, scales.shape, ov.Type.f16))
-    y = ops.matmul(x, ops.convert(ops.reshape(scaled, np.array(shape), False), "f32"), False, True)
+    y = ops.matmul(x, _scaled(signed, scales, shape), False, True)
     if not shares:
         return y
     sums = ops.reduce_sum(ops.reshape(x, i64([-1, groups, size]), False), i64([2]), False)

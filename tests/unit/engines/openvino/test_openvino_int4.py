@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import openvino as ov
-import openvino.opset15 as ops
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,6 +32,7 @@ from penstock.gateway.models.language.models import unpack
 from support.cpu import own_cache
 from support.gguf import write_gguf
 from support.models import load_reference, make_model, reference_logprobs
+from support.quantized import product_and_types
 from support.runner import Driver, prompt
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
@@ -102,15 +101,6 @@ def test_zero_points_in_a_product_of_their_own_change_no_weight(groups: int) -> 
     assert len(symmetric) == 2, "all shares are zero"
 
 
-def products(weights: Weights, name: str, shape: tuple[int, int], x: npt.NDArray[np.float32]) -> tuple[Any, set[str]]:
-    """And the types of the graph's constants."""
-    rows = ops.parameter(ov.PartialShape([-1, shape[1]]), ov.Type.f32)
-    model = ov.Model([ops.result(weights.project(rows, name, shape))], [rows], "m")
-    stored = {node.get_element_type().get_type_name() for node in model.get_ordered_ops() if not node.get_input_size()}
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    return ov.Core().compile_model(model, "CPU", exact)(x)[0], stored
-
-
 @pytest.mark.parametrize(("out", "groups"), [(1, 1), (7, 3), (48, 2)])
 def test_both_forms_of_4_bits_give_the_same_products(out: int, groups: int, tmp_path: Path) -> None:
     """But for the rounding of f32; of one row and of several, for which the plugin has other kernels."""
@@ -121,8 +111,8 @@ def test_both_forms_of_4_bits_give_the_same_products(out: int, groups: int, tmp_
     save_file({"w": matrix}, tmp_path / "model.safetensors")
     for count in (1, 9):
         x = np.random.default_rng(count).standard_normal((count, width), np.float32) + 1
-        former, before = products(Weights(Checkpoint(tmp_path), "int4"), "w", (out, width), x)
-        found, types = products(Weights(Checkpoint(tmp_path), "int4", zeros_apart=True), "w", (out, width), x)
+        former, before = product_and_types(Weights(Checkpoint(tmp_path), "int4"), "w", (out, width), x)
+        found, types = product_and_types(Weights(Checkpoint(tmp_path), "int4", zeros_apart=True), "w", (out, width), x)
         assert np.abs(found - former).max() < 2e-6 * width
         assert np.abs(found - x @ dequantized(tmp_path, "w").T).max() < 2e-6 * width
         assert ("u4" in before, "i4" in before) == (True, False)
@@ -134,7 +124,7 @@ def test_experts_keep_their_zero_points(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.11.up_proj.weight"
     save_file({name: torch.randn(8, GROUP)}, tmp_path / "model.safetensors")
     weights = Weights(Checkpoint(tmp_path), "int4", zeros_apart=True)
-    _, types = products(weights, name, (8, GROUP), np.ones((1, GROUP), np.float32))
+    _, types = product_and_types(weights, name, (8, GROUP), np.ones((1, GROUP), np.float32))
     assert ("u4" in types, "i4" in types) == (True, False)
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import openvino as ov
-import openvino.opset15 as ops
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -36,6 +34,7 @@ from support.quantized import (
     gptq,
     packed,
     plain_int8,
+    product_and_types,
     reference_of,
     round_to_levels,
     write_quantized,
@@ -195,16 +194,6 @@ def test_embeddings_may_be_quantized(name: str, original: Path, tmp_path: Path, 
     assert distance(make_runner(model, activations="f32"), reference.parent) < 1e-3
 
 
-def product(weights: Weights, shape: tuple[int, int], x: Floats) -> tuple[Floats, set[str]]:
-    """And the types of the graph's constants."""
-    rows = ops.parameter(ov.PartialShape([-1, shape[1]]), ov.Type.f32)
-    model = ov.Model([ops.result(weights.project(rows, "m.weight", shape))], [rows], "m")
-    constants = [node for node in model.get_ordered_ops() if node.get_type_name() == "Constant"]
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    types = {node.get_element_type().get_type_name() for node in constants}
-    return ov.Core().compile_model(model, "CPU", exact)(x)[0], types
-
-
 @pytest.mark.parametrize(("bits", "group"), [(4, 48), (4, 120), (4, 15), (8, 30)])
 def test_any_group_size(bits: int, group: int, tmp_path: Path) -> None:
     """Of a single row, for which the plugin has kernels of its own."""
@@ -214,7 +203,7 @@ def test_any_group_size(bits: int, group: int, tmp_path: Path) -> None:
     scheme = parse_scheme({"quantization_config": {**GPTQ, "bits": bits, "group_size": group, "sym": False}})
     row = random.standard_normal((1, 240), np.float32)
     wanted = row @ matrix.floats().T
-    found, _ = product(Weights(Checkpoint(tmp_path, scheme=scheme), "auto"), (16, 240), row)
+    found, _ = product_and_types(Weights(Checkpoint(tmp_path, scheme=scheme), "auto"), "m.weight", (16, 240), row)
     assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
 
 
@@ -244,7 +233,7 @@ def test_zero_points_of_a_checkpoint_may_be_apart(
     weights = Weights(Checkpoint(tmp_path, scheme=scheme), "auto", zeros_apart=True)
     for count in (1, 5):
         row = random.standard_normal((count, width), np.float32)
-        found, types = product(weights, (16, width), row)
+        found, types = product_and_types(weights, "m.weight", (16, width), row)
         np.testing.assert_allclose(found, row @ matrix.floats().T, atol=1e-4)
         assert types & {"u4", "i4", "u8", "f32"} == expected
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.model_settings import context_length
 from penstock.engines.openvino.families import parse_config
-from penstock.gateway.models.memory.estimate import read_shape
+from penstock.gateway.models.memory.model_size import read_shape
 from support.models import SHAPE
 
 QWEN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}

@@ -18,7 +18,8 @@ from penstock.engines.registry import EngineSpec
 from penstock.engines.scheduler.config import SchedulerConfig
 from penstock.gateway.models.memory import estimate as memory_estimate
 from penstock.gateway.models.memory.budget import CacheWish, Demand
-from penstock.gateway.models.memory.estimate import StoredSize, context_bytes, decode_bytes, estimate, read_shape
+from penstock.gateway.models.memory.estimate import context_bytes, decode_bytes, estimate
+from penstock.gateway.models.memory.model_size import StoredSize, read_shape
 from penstock.gateway.models.memory.state_shape import StateShape, read_states
 
 GIB = 1 << 30

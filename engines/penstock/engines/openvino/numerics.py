@@ -202,8 +202,9 @@ class Numerics:
     """How matrices are held; auto: as the checkpoint has them."""
     integers: IntegersType | None = None
     """Type of matrices in 8 or 4 bits; int4 may be beside int8. None: there are none."""
-    zeros_apart: bool = False
-    """Matrices in 4 bits have their zero points in a product of their own, see `quantization.with_zeros_apart`."""
+    unpacks: bool = False
+    """The plugin unpacks matrices in 8 and 4 bits to f32. So wide ones are multiplied in parts (`integer_products`),
+    and those in 4 bits have their zero points in a product of their own (`quantization.with_zeros_apart`)."""
     is_exported: bool = False
     """As `ModelFacts` has it."""
     large_steps: Dtype | None = None
@@ -227,7 +228,7 @@ class Numerics:
     @property
     def held(self) -> str:
         """How matrices are held, for the key of what is made of a checkpoint."""
-        return f"{self.weights}, zeros apart" if self.zeros_apart else self.weights
+        return f"{self.weights}, to unpack" if self.unpacks else self.weights
 
     @property
     def words(self) -> str:
@@ -291,7 +292,7 @@ def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
         kv=kv_cache_type(kv_cache_dtype, dtype, model.head_size, cpu.kv_types) if model.head_size else None,
         weights=wish.weights,
         integers=integers,
-        zeros_apart=integers == "int4" and activations == "f32" and cpu.unpacks_i4 and not model.is_exported,
+        unpacks=integers is not None and activations == "f32" and cpu.unpacks_i4 and not model.is_exported,
         is_exported=model.is_exported,
         reason=reason,
     )

@@ -28,7 +28,16 @@ from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
 from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
-from penstock.engines.openvino.graph_nodes import Node, i64
+from penstock.engines.openvino.graph_nodes import Node
+from penstock.engines.openvino.integer_products import (
+    constant,
+    groups_in_parts,
+    is_wide,
+    offset_and_scaled,
+    rows_in_parts,
+    rows_product,
+    signed_product,
+)
 from penstock.engines.openvino.numerics import ModelFacts, Numerics, Wish
 from penstock.engines.openvino.quantization import (
     GROUP,
@@ -68,10 +77,10 @@ class Weights:
         report: Report = silent,
         cache: WeightCache | None = None,
         *,
-        zeros_apart: bool = False,
+        unpacks: bool = False,
     ) -> None:
         """`cache`: where weights are kept that are not in the checkpoint as they are needed; None: in memory alone.
-        `zeros_apart`: as `Numerics` has it."""
+        `unpacks`: as `Numerics` has it."""
         self._cache = cache or WeightCache(Path(), 0, "")
         self._kept: list[Array] = []
         """What constants look into: they do not keep it alive by themselves."""
@@ -79,7 +88,7 @@ class Weights:
         self._num_tensors = len(list(checkpoint))
         self._report = report
         self._kind = kind
-        self._has_zeros_apart = zeros_apart
+        self._unpacks = unpacks
         self._used: set[str] = set()
         self._changed: Counter[str] = Counter()
         """How many matrices of a quantized checkpoint get another form, by why and which."""
@@ -123,6 +132,15 @@ class Weights:
         kind = self._kind_of(tensor)
         if kind == "int4" and name not in self._tables and not is_head and self._fits_groups(name, tensor):
             return self._project_grouped(x, name, tensor)
+        if (
+            kind == "int8"
+            and self._is_unpacked(name)
+            and is_wide(shape[1])
+            and not is_head
+            and name not in self._tables
+        ):
+            self._note_change(tensor, "int8")
+            return rows_product(x, self._cached(name, "int8", lambda: rows_in_parts(*self._in_rows(tensor))))
         values, scales = self._matrix(name, tensor)
         matrix = values if values.get_element_type() == ov.Type.f32 else ops.convert(values, "f32")
         if scales is not None:
@@ -194,12 +212,11 @@ class Weights:
         order = column_order(tensor)
         if order is not None:
             x = ops.gather(x, ops.constant(order.astype(np.int32)), ops.constant(np.int64(1)))
-        if self._zeros_apart(name) and suits_zeros_apart(tensor):
-            arrays = self._cached(name, "carried", lambda: with_zeros_apart(carried_groups(tensor)))
-            return _signed_product(x, arrays, tensor.shape)
+        if self._is_unpacked(name) and suits_zeros_apart(tensor):
+            return self._signed(x, name, "carried", tensor, lambda: carried_groups(tensor))
         arrays = self._cached(name, "carried", lambda: carried_groups(tensor))
         stored = ov.Type.u8 if tensor.bits == _BYTE else ov.Type.u4
-        return ops.matmul(x, _offset_and_scaled(arrays, tensor.shape, stored), False, True)
+        return ops.matmul(x, offset_and_scaled(arrays, tensor.shape, stored), False, True)
 
     def _mxfp4(self, name: str, tensor: Mxfp4Tensor) -> Node:
         """The matrix, f32, out of the checkpoint's own bytes. The plugin unpacks it while it multiplies."""
@@ -207,8 +224,8 @@ class Weights:
         both = partial(_codes_and_exponents, tensor)
         codes, exponents = self._keep(both()) if tensor.layout.is_plain else self._cached(name, "mxfp4", both)
         shape = (rows, width // MXFP4_GROUP)
-        values = ops.convert(_constant(codes, (*shape, MXFP4_GROUP), ov.Type.f4e2m1), "f32")
-        scales = ops.convert(_constant(exponents, (*shape, 1), ov.Type.f8e8m0), "f32")
+        values = ops.convert(constant(codes, (*shape, MXFP4_GROUP), ov.Type.f4e2m1), "f32")
+        scales = ops.convert(constant(exponents, (*shape, 1), ov.Type.f8e8m0), "f32")
         return ops.reshape(ops.multiply(values, scales), np.array(tensor.shape), False)
 
     def _matrix(self, name: str, tensor: Tensor) -> tuple[Node, Node | None]:
@@ -224,16 +241,20 @@ class Weights:
     def _project_grouped(self, x: Node, name: str, tensor: Tensor) -> Node:
         """x times the transposed matrix, which is made of floats."""
         self._note_change(tensor, "int4")
-        if self._zeros_apart(name):
-            arrays = self._cached(name, "int4", lambda: with_zeros_apart(quantize_groups(tensor)))
-            return _signed_product(x, arrays, tensor.shape)
+        if self._is_unpacked(name):
+            return self._signed(x, name, "int4", tensor, lambda: quantize_groups(tensor))
         arrays = self._cached(name, "int4", lambda: quantize_groups(tensor))
-        return ops.matmul(x, _offset_and_scaled(arrays, tensor.shape, ov.Type.u4), False, True)
+        return ops.matmul(x, offset_and_scaled(arrays, tensor.shape, ov.Type.u4), False, True)
 
-    def _zeros_apart(self, name: str) -> bool:
-        """Experts have many small products: with 32 of them a step took 1.1 to 1.2 times as long with their zero points
-        apart."""
-        return self._has_zeros_apart and not _EXPERT.search(name)
+    def _signed(self, x: Node, name: str, kind: str, tensor: Tensor, groups: Callable[[], Sequence[Array]]) -> Node:
+        width = tensor.shape[1]
+        arrays = self._cached(name, kind, lambda: groups_in_parts(with_zeros_apart(groups()), width))
+        return signed_product(x, arrays, tensor.shape)
+
+    def _is_unpacked(self, name: str) -> bool:
+        """As `Numerics.unpacks` has it, but for experts: these have many small products. With 32 of them a step took
+        1.1 to 1.2 times as long with their zero points apart."""
+        return self._unpacks and not _EXPERT.search(name)
 
     def _in_rows(self, tensor: Tensor) -> Sequence[Array]:
         if isinstance(tensor, IntegerTensor) and is_rows(tensor):
@@ -266,12 +287,12 @@ class Weights:
         if kind in QUANTIZED:
             self._note_change(tensor, "int8")
             values, scales = self._cached(name, "int8", lambda: self._in_rows(tensor))
-            return _constant(values, tensor.shape, ov.Type.i8), ops.constant(scales)
+            return constant(values, tensor.shape, ov.Type.i8), ops.constant(scales)
         self._note_change(tensor, kind)
         storage = tensor.dtype if kind == "auto" else _STORAGE[kind]
         if not isinstance(tensor, StoredTensor):
             [floats] = self._cached(name, storage, lambda: [_as_floats(tensor, storage)])
-            return _constant(floats, tensor.shape, _OV_TYPES[storage]), None
+            return constant(floats, tensor.shape, _OV_TYPES[storage]), None
         if storage == tensor.dtype:
             typed = tensor.data.view(np.float32 if storage == "F32" else np.uint16)
             values = ov.Tensor(typed, list(tensor.shape), _OV_TYPES[storage])
@@ -296,45 +317,16 @@ def open_weights(
     if kind != config.weights and stored.block_bits is not None:
         logger.info("the file's weights of %.1f bits on average are quantized again, to %s", stored.block_bits, kind)
     if not config.weights_cache or not (kind in QUANTIZED or checkpoint.is_quantized):
-        return Weights(checkpoint, kind, report, zeros_apart=numerics.zeros_apart), numerics
+        return Weights(checkpoint, kind, report, unpacks=numerics.unpacks), numerics
     report(Loading("checksums"))
     cache = WeightCache(user_cache("weights"), config.weights_cache, checkpoint_key(numerics.held, checkpoint))
-    return Weights(checkpoint, kind, report, cache, zeros_apart=numerics.zeros_apart), numerics
+    return Weights(checkpoint, kind, report, cache, unpacks=numerics.unpacks), numerics
 
 
 def checkpoint_key(kind: str, checkpoint: Checkpoint) -> str:
     """`cache_key` of what is made of a checkpoint."""
     kind = kind if checkpoint.scheme is None else f"{kind} of {checkpoint.scheme}"
     return cache_key(kind, checkpoint.content_key)
-
-
-def _offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov.Type) -> Node:
-    """The matrix, f32, of values, zero points and scales [rows, groups, 1]. The plugin knows just this form of it: zero
-    points of the type of the values, the arithmetic in f16, and the groups joined after it."""
-    values, zeros, scales = arrays
-    rows, groups, _ = scales.shape
-    whole = _constant(values, (rows, groups, shape[1] // groups), stored)
-    offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(_constant(zeros, scales.shape, stored), "f16"))
-    return _scaled(offset, scales, shape)
-
-
-def _scaled(values: Node, scales: Array, shape: Sequence[int]) -> Node:
-    """The matrix, f32, of values f16 [rows, groups, size] and scales [rows, groups, 1]."""
-    scaled = ops.multiply(values, _constant(scales, scales.shape, ov.Type.f16))
-    return ops.convert(ops.reshape(scaled, np.array(shape), False), "f32")
-
-
-def _signed_product(x: Node, arrays: Sequence[Array], shape: Sequence[int]) -> Node:
-    """x [T, in] times the transposed matrix of `with_zeros_apart`."""
-    values, scales, *shares = arrays
-    rows, groups, _ = scales.shape
-    size = shape[1] // groups
-    signed = ops.convert(_constant(values, (rows, groups, size), ov.Type.i4), "f16")
-    y = ops.matmul(x, _scaled(signed, scales, shape), False, True)
-    if not shares:
-        return y
-    sums = ops.reduce_sum(ops.reshape(x, i64([-1, groups, size]), False), i64([2]), False)
-    return ops.add(y, ops.matmul(sums, _constant(shares[0], (rows, groups), ov.Type.f32), False, True))
 
 
 def _codes_and_exponents(tensor: Mxfp4Tensor) -> Sequence[Array]:
@@ -346,11 +338,6 @@ def _turned(tensor: StoredTensor) -> StoredTensor:
     """A copy with rows and columns exchanged."""
     typed = tensor.data.view(np.float32 if tensor.dtype == "F32" else np.uint16).reshape(tensor.shape)
     return StoredTensor(tensor.dtype, tensor.shape[::-1], np.ascontiguousarray(typed.T).reshape(-1).view(np.uint8))
-
-
-def _constant(values: Array, shape: Sequence[int], dtype: ov.Type) -> Node:
-    """That looks into `values`."""
-    return Constant(ov.Tensor(values, ov.Shape(list(shape)), dtype), True)
 
 
 def _convert_when_used(convert: Node) -> None:

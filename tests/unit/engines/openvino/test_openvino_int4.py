@@ -101,9 +101,10 @@ def test_zero_points_in_a_product_of_their_own_change_no_weight(groups: int) -> 
     assert len(symmetric) == 2, "all shares are zero"
 
 
-@pytest.mark.parametrize(("out", "groups"), [(1, 1), (7, 3), (48, 2)])
+@pytest.mark.parametrize(("out", "groups"), [(1, 1), (7, 3), (48, 2), (5, 9), (5, 10), (16, 29)])
 def test_both_forms_of_4_bits_give_the_same_products(out: int, groups: int, tmp_path: Path) -> None:
-    """But for the rounding of f32; of one row and of several, for which the plugin has other kernels."""
+    """But for the rounding of f32; of one row and of several, for which the plugin has other kernels. With more than
+    1,152 columns they are in parts."""
     width = groups * GROUP
     matrix = torch.randn(out, width, generator=torch.Generator().manual_seed(0))
     matrix[0, :GROUP] = matrix[0, :GROUP].abs() + 1  # the zero point is 0
@@ -112,7 +113,7 @@ def test_both_forms_of_4_bits_give_the_same_products(out: int, groups: int, tmp_
     for count in (1, 9):
         x = np.random.default_rng(count).standard_normal((count, width), np.float32) + 1
         former, before = product_and_types(Weights(Checkpoint(tmp_path), "int4"), "w", (out, width), x)
-        found, types = product_and_types(Weights(Checkpoint(tmp_path), "int4", zeros_apart=True), "w", (out, width), x)
+        found, types = product_and_types(Weights(Checkpoint(tmp_path), "int4", unpacks=True), "w", (out, width), x)
         assert np.abs(found - former).max() < 2e-6 * width
         assert np.abs(found - x @ dequantized(tmp_path, "w").T).max() < 2e-6 * width
         assert ("u4" in before, "i4" in before) == (True, False)
@@ -123,7 +124,7 @@ def test_experts_keep_their_zero_points(tmp_path: Path) -> None:
     """Many small products take longer with products of zero points beside them."""
     name = "model.layers.0.mlp.experts.11.up_proj.weight"
     save_file({name: torch.randn(8, GROUP)}, tmp_path / "model.safetensors")
-    weights = Weights(Checkpoint(tmp_path), "int4", zeros_apart=True)
+    weights = Weights(Checkpoint(tmp_path), "int4", unpacks=True)
     _, types = product_and_types(weights, name, (8, GROUP), np.ones((1, GROUP), np.float32))
     assert ("u4" in types, "i4" in types) == (True, False)
 
@@ -195,9 +196,7 @@ def test_both_forms_of_4_bits_have_files_of_their_own(
     apart = logprobs(make_runner(model, weights="int4", activations="f32"), tokens)
     [file] = cache.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "penstock.engines.openvino.weights.settle", lambda *facts: replace(settle(*facts), zeros_apart=False)
-        )
+        patch.setattr("penstock.engines.openvino.weights.settle", lambda *facts: replace(settle(*facts), unpacks=False))
         together = logprobs(make_runner(model, weights="int4", activations="f32"), tokens)
     assert len(list(cache.iterdir())) == 2
     np.testing.assert_allclose(apart, together, atol=1e-4)

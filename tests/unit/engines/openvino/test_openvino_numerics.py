@@ -145,9 +145,9 @@ def test_weights_stay_as_stored_unless_a_setting_changes_them(
         (UNPACKING, SOME_INTEGERS, {}, True),
         (UNPACKING, ModelFacts(StoredTypes(block_bits=4.9), head_size=64), {}, True),
         (UNPACKING, replace(SOME_INTEGERS, is_exported=True), {}, False),
-        (UNPACKING, INTEGERS, {}, False),
+        (UNPACKING, INTEGERS, {}, True),
         (UNPACKING, FLOATS, {}, False),
-        (UNPACKING, SOME_INTEGERS, {"weights": "int8"}, False),
+        (UNPACKING, SOME_INTEGERS, {"weights": "int8"}, True),
         (replace(UNPACKING, unpacks_i4=False), SOME_INTEGERS, {}, False),
         (NO_INT8, SOME_INTEGERS, {}, False),
         (NO_INT8, SOME_INTEGERS, {"dtype": "f32"}, True),
@@ -159,12 +159,12 @@ def test_weights_stay_as_stored_unless_a_setting_changes_them(
         (AMX, INTEGERS, {"weights": "int4", "activations": "mixed"}, False),
     ],
 )
-def test_zero_points_are_apart_where_4_bits_are_multiplied_with_f32(
+def test_integers_are_arranged_for_unpacking_where_they_are_multiplied_with_f32(
     cpu: CpuFacts, model: ModelFacts, settings: dict[str, Any], expected: bool
 ) -> None:
     found = resolve(cpu, Wish(**settings), model)
-    assert found.zeros_apart == expected
-    assert found.held == f"{found.weights}, zeros apart" if expected else found.held == found.weights
+    assert found.unpacks == expected
+    assert found.held == f"{found.weights}, to unpack" if expected else found.held == found.weights
 
 
 def test_roles_of_models() -> None:
@@ -193,7 +193,7 @@ def test_what_a_cpu_computes_in_by_its_instructions() -> None:
 def test_arm_gets_what_openvino_offers_there() -> None:
     graviton = cpu("asimd", "asimdhp", "bf16", "sve", machine="aarch64")
     assert types(resolve(graviton, Wish(), INTEGERS)) == ("f32", "f32", "f32")
-    assert not resolve(graviton, Wish(weights="int4"), FLOATS).zeros_apart
+    assert not resolve(graviton, Wish(weights="int4"), FLOATS).unpacks
     assert types(resolve(graviton, Wish(), CAPPED)) == ("f32", "f32", "f32")
     assert types(resolve(graviton, Wish(dtype="f16"), FLOATS)) == ("f16", "u8", "f16")
     with pytest.raises(UnsupportedError, match=r"dtype=bf16 .* does not offer it on Arm; it has f16, f32"):

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from penstock.engines.contract.messages import SamplingParams
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.checkpoint import Checkpoint
-from penstock.engines.openvino.weights import quantize_rows
+from penstock.engines.openvino.weights import Weights, quantize_rows
 from support.cpu import FACTS, needs_bf16
 from support.models import load_reference, make_model, reference_logprobs
+from support.quantized import product_and_types
 from support.runner import Driver, prompt
 
 LOW = {"weights": "int8", "kv_cache_dtype": "u8"}
@@ -87,6 +88,19 @@ def test_rows_quantized(tmp_path: Path) -> None:
     assert (np.abs(values).max(axis=1)[[0, 1, 2, 4, 5, 6]] == 127).all()
     error = np.abs(values * scales - matrix.numpy())
     assert (error <= scales * 0.5001).all()
+
+
+@pytest.mark.parametrize("width", [40, 1152, 1160, 2500, 4608])
+def test_wide_matrices_in_int8_give_the_same_products_in_parts(width: int, tmp_path: Path) -> None:
+    save_file({"w": torch.randn(7, width, generator=torch.Generator().manual_seed(0))}, tmp_path / "model.safetensors")
+    values, scales = quantize_rows(Checkpoint(tmp_path)["w"])
+    for count in (1, 9):
+        x = np.random.default_rng(count).standard_normal((count, width), np.float32)
+        for unpacks in (False, True):
+            weights = Weights(Checkpoint(tmp_path), "int8", unpacks=unpacks)
+            found, types = product_and_types(weights, "w", (7, width), x)
+            np.testing.assert_allclose(found, x @ (values * scales).T, atol=1e-3)
+            assert "i8" in types
 
 
 def test_a_model_with_an_all_zero_row_in_int8(tmp_path: Path, make_runner: Any) -> None:

@@ -230,7 +230,7 @@ def test_zero_points_of_a_checkpoint_may_be_apart(
     save_file({f"m.{part}": values for part, values in gptq(matrix).items()}, tmp_path / "model.safetensors")
     settings = {**GPTQ, "bits": bits, "group_size": group, "sym": symmetric, "desc_act": order is not None}
     scheme = parse_scheme({"quantization_config": settings})
-    weights = Weights(Checkpoint(tmp_path, scheme=scheme), "auto", zeros_apart=True)
+    weights = Weights(Checkpoint(tmp_path, scheme=scheme), "auto", unpacks=True)
     for count in (1, 5):
         row = random.standard_normal((count, width), np.float32)
         found, types = product_and_types(weights, "m.weight", (16, width), row)

@@ -1,0 +1,111 @@
+"""Products with matrices in 8 and 4 bits, in a graph.
+
+Where the plugin unpacks integers to f32 (AVX2), wide matrices are multiplied in parts. It (2026.4) takes 1.3 to 1.9
+times as long for each weight with 4,608 columns as with 1,024, in products of 4 to 64 rows: what it has unpacked
+leaves the cache before it is multiplied. One row takes as long either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as ops
+from openvino.op import Constant
+
+from penstock.engines.openvino.graph_nodes import Node, i64
+from penstock.engines.openvino.weight_cache import Array
+
+_WIDEST = 1152
+"""Columns of a part, at most: of 1,152 and 2,048 the first was as quick or quicker in each case."""
+_ROUNDED = 128
+"""Columns of a part are a multiple of this where scales leave the choice."""
+
+
+def constant(values: Array, shape: Sequence[int], dtype: ov.Type) -> Node:
+    """That looks into `values`."""
+    return Constant(ov.Tensor(values, ov.Shape(list(shape)), dtype), True)
+
+
+def offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov.Type) -> Node:
+    """The matrix, f32, of values, zero points and scales [rows, groups, 1]. The plugin knows just this form of it: zero
+    points of the type of the values, the arithmetic in f16, and the groups joined after it."""
+    values, zeros, scales = arrays
+    rows, groups, _ = scales.shape
+    whole = constant(values, (rows, groups, shape[1] // groups), stored)
+    offset = ops.subtract(ops.convert(whole, "f16"), ops.convert(constant(zeros, scales.shape, stored), "f16"))
+    return _scaled(offset, scales, shape)
+
+
+def _scaled(values: Node, scales: Array, shape: Sequence[int]) -> Node:
+    """The matrix, f32, of values f16 [rows, groups, size] and scales [rows, groups, 1]."""
+    scaled = ops.multiply(values, constant(scales, scales.shape, ov.Type.f16))
+    return ops.convert(ops.reshape(scaled, np.array(shape), False), "f32")
+
+
+def groups_in_parts(arrays: Sequence[Array], width: int) -> Sequence[Array]:
+    """What `with_zeros_apart` gives of a matrix with `width` columns: values and scales of each part, then the shares
+    of all, if there are any."""
+    if not is_wide(width):
+        return arrays
+    values, scales, *shares = arrays
+    rows, groups, _ = scales.shape
+    bounds = _bounds(groups, width // groups)
+    grouped = values.reshape(rows, groups, -1)
+    parts = [(grouped[:, begin:end].reshape(-1), scales[:, begin:end].copy()) for begin, end in pairwise(bounds)]
+    return [*(array for part in parts for array in part), *shares]
+
+
+def signed_product(x: Node, arrays: Sequence[Array], shape: Sequence[int]) -> Node:
+    """x [T, in] times the transposed matrix of `groups_in_parts`."""
+    num_parts, has_shares = divmod(len(arrays), 2)
+    groups = sum(scales.shape[1] for scales in arrays[1 : 2 * num_parts : 2])
+    rows, size = shape[0], shape[1] // groups
+    matrices = []
+    for values, scales in zip(arrays[: 2 * num_parts : 2], arrays[1 : 2 * num_parts : 2], strict=True):
+        of_part = scales.shape[1]
+        signed = ops.convert(constant(values, (rows, of_part, size), ov.Type.i4), "f16")
+        matrices.append((_scaled(signed, scales, (rows, of_part * size)), of_part * size))
+    y = _sum_of_products(x, matrices)
+    if not has_shares:
+        return y
+    sums = ops.reduce_sum(ops.reshape(x, i64([-1, groups, size]), False), i64([2]), False)
+    return ops.add(y, ops.matmul(sums, constant(arrays[-1], (rows, groups), ov.Type.f32), False, True))
+
+
+def rows_in_parts(values: Array, scales: Array) -> Sequence[Array]:
+    """Of int8 [rows, width] with scales [rows, 1]: the scales, then the values of each part."""
+    bounds = _bounds(-(-values.shape[1] // _ROUNDED), _ROUNDED)
+    return [scales, *(values[:, a * _ROUNDED : b * _ROUNDED].copy() for a, b in pairwise(bounds))]
+
+
+def rows_product(x: Node, arrays: Sequence[Array]) -> Node:
+    """x [T, in] times the transposed matrix of `rows_in_parts`."""
+    scales, *parts = arrays
+    matrices = [ops.convert(constant(values, values.shape, ov.Type.i8), "f32") for values in parts]
+    scaled = [ops.multiply(matrix, constant(scales, scales.shape, ov.Type.f32)) for matrix in matrices]
+    return _sum_of_products(x, [(matrix, values.shape[1]) for matrix, values in zip(scaled, parts, strict=True)])
+
+
+def is_wide(width: int) -> bool:
+    return width > _WIDEST
+
+
+def _bounds(count: int, size: int) -> list[int]:
+    """Of `count` groups of so many columns: where parts begin, and the end; all have about as many groups."""
+    num_parts = min(count, -(-count * size // _WIDEST))
+    return [count * part // num_parts for part in range(num_parts + 1)]
+
+
+def _sum_of_products(x: Node, matrices: Sequence[tuple[Node, int]]) -> Node:
+    """`matrices`: those of the parts, in order, and how many columns each has."""
+    if len(matrices) == 1:
+        return ops.matmul(x, matrices[0][0], False, True)
+    columns = ops.variadic_split(x, i64(1), i64([width for _, width in matrices]))
+    products = [ops.matmul(columns.output(n), matrix, False, True) for n, (matrix, _) in enumerate(matrices)]
+    y = products[0]
+    for product in products[1:]:
+        y = ops.add(y, product)
+    return y

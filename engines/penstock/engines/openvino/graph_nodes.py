@@ -8,7 +8,10 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import openvino as ov
 import openvino.opset15 as ops
+from openvino.op import Constant
 
 Node = Any
 """An OpenVINO graph node; the package has no types of its own for mypy."""
@@ -37,6 +40,11 @@ def xielu(x: Node, up: Node, down: Node, beta: Node, least: Node) -> Node:
     below = ops.subtract(ops.subtract(ops.exp(ops.minimum(x, least)), f32(1.0)), x)
     below = ops.multiply(below, ops.add(ops.softplus(down), beta))
     return ops.add(ops.select(ops.greater(x, f32(0.0)), above, below), straight)
+
+
+def constant(values: npt.NDArray[Any], shape: Sequence[int], dtype: ov.Type) -> Node:
+    """That looks into `values`, and does not keep it alive."""
+    return Constant(ov.Tensor(values, ov.Shape(list(shape)), dtype), True)
 
 
 def f32(value: object) -> Node:

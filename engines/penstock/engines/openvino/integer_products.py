@@ -8,25 +8,20 @@ leaves the cache before it is multiplied. One row takes as long either way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
-from openvino.op import Constant
 
-from penstock.engines.openvino.graph_nodes import Node, i64
+from penstock.engines.openvino.graph_nodes import Node, constant, i64, parts
 from penstock.engines.openvino.weight_cache import Array
 
 _WIDEST = 1152
 """Columns of a part, at most: of 1,152 and 2,048 the first was as quick or quicker in each case."""
 _ROUNDED = 128
 """Columns of a part are a multiple of this where scales leave the choice."""
-
-
-def constant(values: Array, shape: Sequence[int], dtype: ov.Type) -> Node:
-    """That looks into `values`."""
-    return Constant(ov.Tensor(values, ov.Shape(list(shape)), dtype), True)
 
 
 def offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov.Type) -> Node:
@@ -54,22 +49,22 @@ def groups_in_parts(arrays: Sequence[Array], width: int) -> Sequence[Array]:
     rows, groups, _ = scales.shape
     bounds = _bounds(groups, width // groups)
     grouped = values.reshape(rows, groups, -1)
-    parts = [(grouped[:, begin:end].reshape(-1), scales[:, begin:end].copy()) for begin, end in pairwise(bounds)]
-    return [*(array for part in parts for array in part), *shares]
+    pairs = [(grouped[:, begin:end].reshape(-1), scales[:, begin:end].copy()) for begin, end in pairwise(bounds)]
+    return [*(array for pair in pairs for array in pair), *shares]
 
 
 def signed_product(x: Node, arrays: Sequence[Array], shape: Sequence[int]) -> Node:
     """x [T, in] times the transposed matrix of `groups_in_parts`."""
-    num_parts, has_shares = divmod(len(arrays), 2)
-    groups = sum(scales.shape[1] for scales in arrays[1 : 2 * num_parts : 2])
+    pairs = list(zip(arrays[::2], arrays[1::2], strict=False))  # without the shares, which are alone at the end
+    groups = sum(scales.shape[1] for _, scales in pairs)
     rows, size = shape[0], shape[1] // groups
     matrices = []
-    for values, scales in zip(arrays[: 2 * num_parts : 2], arrays[1 : 2 * num_parts : 2], strict=True):
+    for values, scales in pairs:
         of_part = scales.shape[1]
         signed = ops.convert(constant(values, (rows, of_part, size), ov.Type.i4), "f16")
         matrices.append((_scaled(signed, scales, (rows, of_part * size)), of_part * size))
     y = _sum_of_products(x, matrices)
-    if not has_shares:
+    if len(arrays) == 2 * len(pairs):
         return y
     sums = ops.reduce_sum(ops.reshape(x, i64([-1, groups, size]), False), i64([2]), False)
     return ops.add(y, ops.matmul(sums, constant(arrays[-1], (rows, groups), ov.Type.f32), False, True))
@@ -83,10 +78,12 @@ def rows_in_parts(values: Array, scales: Array) -> Sequence[Array]:
 
 def rows_product(x: Node, arrays: Sequence[Array]) -> Node:
     """x [T, in] times the transposed matrix of `rows_in_parts`."""
-    scales, *parts = arrays
-    matrices = [ops.convert(constant(values, values.shape, ov.Type.i8), "f32") for values in parts]
-    scaled = [ops.multiply(matrix, constant(scales, scales.shape, ov.Type.f32)) for matrix in matrices]
-    return _sum_of_products(x, [(matrix, values.shape[1]) for matrix, values in zip(scaled, parts, strict=True)])
+    scales, *of_parts = arrays
+    matrices = []
+    for values in of_parts:
+        whole = ops.convert(constant(values, values.shape, ov.Type.i8), "f32")
+        matrices.append((ops.multiply(whole, ops.constant(scales)), values.shape[1]))
+    return _sum_of_products(x, matrices)
 
 
 def is_wide(width: int) -> bool:
@@ -103,9 +100,6 @@ def _sum_of_products(x: Node, matrices: Sequence[tuple[Node, int]]) -> Node:
     """`matrices`: those of the parts, in order, and how many columns each has."""
     if len(matrices) == 1:
         return ops.matmul(x, matrices[0][0], False, True)
-    columns = ops.variadic_split(x, i64(1), i64([width for _, width in matrices]))
-    products = [ops.matmul(columns.output(n), matrix, False, True) for n, (matrix, _) in enumerate(matrices)]
-    y = products[0]
-    for product in products[1:]:
-        y = ops.add(y, product)
-    return y
+    columns = parts(x, [width for _, width in matrices], 1)
+    products = [ops.matmul(some, matrix, False, True) for some, (matrix, _) in zip(columns, matrices, strict=True)]
+    return reduce(ops.add, products)

@@ -28,9 +28,8 @@ from penstock.engines.formats.safetensors_file import StoredTensor
 from penstock.engines.host.user_cache import user_cache
 from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
-from penstock.engines.openvino.graph_nodes import Node
+from penstock.engines.openvino.graph_nodes import Node, constant
 from penstock.engines.openvino.integer_products import (
-    constant,
     groups_in_parts,
     is_wide,
     offset_and_scaled,
@@ -130,17 +129,13 @@ class Weights:
         if isinstance(tensor, Mxfp4Tensor) and self._kind_of(tensor) in ("auto", "int4"):
             return ops.matmul(x, self._mxfp4(name, tensor), False, True)
         kind = self._kind_of(tensor)
-        if kind == "int4" and name not in self._tables and not is_head and self._fits_groups(name, tensor):
+        is_shared = is_head or name in self._tables
+        if kind == "int4" and not is_shared and self._fits_groups(name, tensor):
             return self._project_grouped(x, name, tensor)
-        if (
-            kind == "int8"
-            and self._is_unpacked(name)
-            and is_wide(shape[1])
-            and not is_head
-            and name not in self._tables
-        ):
+        if kind in QUANTIZED and not is_shared and is_wide(shape[1]) and self._is_unpacked(name):
             self._note_change(tensor, "int8")
-            return rows_product(x, self._cached(name, "int8", lambda: rows_in_parts(*self._in_rows(tensor))))
+            arrays = self._cached(name, "int8 in parts", lambda: rows_in_parts(*self._in_rows(tensor)))
+            return rows_product(x, arrays)
         values, scales = self._matrix(name, tensor)
         matrix = values if values.get_element_type() == ov.Type.f32 else ops.convert(values, "f32")
         if scales is not None:

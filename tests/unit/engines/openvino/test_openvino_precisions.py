@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
+import openvino.opset15 as ops
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -90,17 +92,26 @@ def test_rows_quantized(tmp_path: Path) -> None:
     assert (error <= scales * 0.5001).all()
 
 
-@pytest.mark.parametrize("width", [40, 1152, 1160, 2500, 4608])
-def test_wide_matrices_in_int8_give_the_same_products_in_parts(width: int, tmp_path: Path) -> None:
-    save_file({"w": torch.randn(7, width, generator=torch.Generator().manual_seed(0))}, tmp_path / "model.safetensors")
-    values, scales = quantize_rows(Checkpoint(tmp_path)["w"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize(("width", "parts"), [(40, 1), (1152, 1), (1160, 2), (2500, 3), (4608, 4)])
+def test_wide_matrices_in_int8_give_the_same_products_in_parts(
+    width: int, parts: int, weights: Any, tmp_path: Path
+) -> None:
+    """Also those that stay in 8 bits among others in 4."""
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file({name: torch.randn(7, width, generator=torch.Generator().manual_seed(0))}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    values, scales = quantize_rows(checkpoint[name])
     for count in (1, 9):
         x = np.random.default_rng(count).standard_normal((count, width), np.float32)
         for unpacks in (False, True):
-            weights = Weights(Checkpoint(tmp_path), "int8", unpacks=unpacks)
-            found, types = product_and_types(weights, "w", (7, width), x)
+            made = Weights(checkpoint, weights, unpacks=unpacks)
+            found, types = product_and_types(made, name, (7, width), x)
             np.testing.assert_allclose(found, x @ (values * scales).T, atol=1e-3)
             assert "i8" in types
+    rows = ops.parameter([-1, width], np.float32)
+    graph = ov.Model([made.project(rows, name, (7, width))], [rows], "m")
+    assert [node.get_type_name() for node in graph.get_ops()].count("MatMul") == parts
 
 
 def test_a_model_with_an_all_zero_row_in_int8(tmp_path: Path, make_runner: Any) -> None:

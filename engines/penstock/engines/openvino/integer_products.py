@@ -1,8 +1,9 @@
 """Products with matrices in 8 and 4 bits, in a graph.
 
-Where the plugin unpacks integers to f32 (AVX2), wide matrices are multiplied in parts. It (2026.4) takes 1.3 to 1.9
-times as long for each weight with 4,608 columns as with 1,024, in products of 4 to 64 rows: what it has unpacked
-leaves the cache before it is multiplied. One row takes as long either way.
+Where the plugin unpacks integers to f32 (AVX2), wide matrices are multiplied in parts. With 4,608 to 8,192 columns it
+(2026.4) takes about twice as long for each weight as with 2,048 in products of 16 and 64 rows, and 1.3 times as long in
+those of 4: what it has unpacked leaves the cache before it is multiplied. With more columns it does not. One row takes
+up to 1.1 times as long in parts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import openvino.opset15 as ops
 from penstock.engines.openvino.graph_nodes import Node, constant, i64, parts
 from penstock.engines.openvino.weight_cache import Array
 
-_WIDEST = 1152
-"""Columns of a part, at most: of 1,152 and 2,048 the first was as quick or quicker in each case."""
+_WIDE = range(2561, 8193)
+"""Columns of a matrix that is multiplied in parts. With 2,560 products of 4 and 16 rows take 0.9 of the time in parts,
+those of 1 and 512 rows 1.05; with 3,584 0.8 and 1.04."""
+_WIDEST = 2048
+"""Columns of a part, at most. Parts of 1,152 were no quicker, and slower in products of one row."""
 _ROUNDED = 128
 """Columns of a part are a multiple of this where scales leave the choice."""
 
@@ -87,7 +91,7 @@ def rows_product(x: Node, arrays: Sequence[Array]) -> Node:
 
 
 def is_wide(width: int) -> bool:
-    return width > _WIDEST
+    return width in _WIDE
 
 
 def _bounds(count: int, size: int) -> list[int]:

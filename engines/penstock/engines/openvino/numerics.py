@@ -139,6 +139,10 @@ class CpuFacts:
     unpacks_i4: bool = True
     """It unpacks signed weights in 4 bits while it multiplies them with floats."""
 
+    def unpacks(self, integers: IntegersType | None, activations: str) -> bool:
+        """As `Numerics.unpacks` has it."""
+        return integers is not None and activations == "f32" and self.unpacks_i4
+
     def without(self, dtype: Dtype, why: str) -> CpuFacts:
         left: tuple[Dtype, ...] = tuple(other for other in self.dtypes if other != dtype)
         return replace(self, dtypes=left, rounds=self.rounds - {dtype}, failures={**self.failures, dtype: why})
@@ -292,7 +296,7 @@ def resolve(cpu: CpuFacts, wish: Wish, model: ModelFacts) -> Numerics:
         kv=kv_cache_type(kv_cache_dtype, dtype, model.head_size, cpu.kv_types) if model.head_size else None,
         weights=wish.weights,
         integers=integers,
-        unpacks=integers is not None and activations == "f32" and cpu.unpacks_i4 and not model.is_exported,
+        unpacks=cpu.unpacks(integers, activations) and not model.is_exported,
         is_exported=model.is_exported,
         reason=reason,
     )

@@ -15,12 +15,13 @@ import openvino as ov
 import openvino.opset15 as ops
 
 from penstock.engines.contract.model_info import ModelWork
+from penstock.engines.host.cpu import this_cpu
 from penstock.engines.kit.cache_size import LayerGroup
 from penstock.engines.openvino.checkpoint import Checkpoint
 from penstock.engines.openvino.config import QUANTIZED, WeightsType
 from penstock.engines.openvino.decoder_spec import DecoderSpec
 from penstock.engines.openvino.device import ThreadPlan, compile_graph
-from penstock.engines.openvino.numerics import Dtype, IntegersType, Numerics
+from penstock.engines.openvino.numerics import Dtype, IntegersType, Numerics, cpu_facts
 from penstock.engines.openvino.weights import Weights
 
 _BITS = {"bf16": 16, "f16": 16, "f32": 32}
@@ -128,11 +129,13 @@ def product_speeds(
     work: ModelWork, threads: int, repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
     """FLOPs per second of large products with weights and activations of the types of `work`."""
+    integers = cast(IntegersType, work.weights) if work.weights in QUANTIZED else None
     numerics = Numerics(
         dtype=cast(Dtype, work.precision),
         activations=work.activations,
         kv=None,
-        integers=cast(IntegersType, work.weights) if work.weights in QUANTIZED else None,
+        integers=integers,
+        unpacks=cpu_facts(this_cpu()).unpacks(integers, work.activations),
     )
     request = _compile(numerics, cast(WeightsType, work.weights), threads).create_infer_request()
     request.set_input_tensor(ov.Tensor(np.random.default_rng(1).standard_normal((_ROWS, _SIZE), np.float32)))
@@ -144,7 +147,7 @@ def product_speeds(
 def _compile(numerics: Numerics, kept: WeightsType, threads: int) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         _write_matrix(Path(folder) / "model.safetensors")
-        weights = Weights(Checkpoint(Path(folder)), kept)
+        weights = Weights(Checkpoint(Path(folder)), kept, unpacks=numerics.unpacks)
         rows = ops.parameter([_ROWS, _SIZE], np.float32)
         x: Any = rows
         for _ in range(_PRODUCTS):

@@ -164,7 +164,7 @@ def test_integers_are_arranged_for_unpacking_where_they_are_multiplied_with_f32(
 ) -> None:
     found = resolve(cpu, Wish(**settings), model)
     assert found.unpacks == expected
-    assert found.held == f"{found.weights}, to unpack" if expected else found.held == found.weights
+    assert found.held == f"{found.weights}, to unpack in parts of 2048" if expected else found.held == found.weights
 
 
 def test_roles_of_models() -> None:

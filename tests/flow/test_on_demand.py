@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,8 @@ class Stand:
             self.repository.put(name, "tag")
         self.loader = CountedLoader()
         self.clock = Clock()
+        self.request_ids = map("request {}".format, count())
+        """A public name draws its target by a request's id: these draw the same in every run."""
         self.on_demand = OnDemand(OnDemandSettings(**options.pop("settings", {})), clock=self.clock)
         self.loader.budget.make_room = self.on_demand.make_room
         self.catalogue = Catalogue(on_demand=self.on_demand)
@@ -591,7 +594,7 @@ def with_rules(stand: Stand, *targets: WeightedTarget, **fields: Any) -> tuple[T
 
 async def ask_public(stand: Stand, store: TrafficStore, **request: Any) -> str:
     """A request for the public name from its beginning to its end, by a key that may use no other; its target."""
-    context = RequestContext(principal=Principal(models=("public",)))
+    context = RequestContext(id=next(stand.request_ids), principal=Principal(models=("public",)))
     stand.clock.now += 1
     try:
         await stand.catalogue.admit("public", "", context)
@@ -659,7 +662,7 @@ async def test_requests_of_models_load_the_target_that_they_get(tmp_path: Path) 
         async with asyncio.timeout(30):
             for _ in range(12):
                 stand.clock.now += 1
-                client = RequestContext()
+                client = RequestContext(id=next(stand.request_ids))
                 end = await stand.catalogue.use_for_model("public", None)
                 sent = InferRequest(inputs={}, origin=client)
                 await store.model("public", "", sent).infer(sent)

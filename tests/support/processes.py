@@ -37,3 +37,10 @@ def listening_ports(pid: int) -> list[int]:
     """Of TCP, on which this process listens."""
     connections = psutil.Process(pid).net_connections("tcp")
     return [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+
+
+def has_clients(pid: int) -> bool:
+    """Whether a TCP connection to a port on which this process listens is open."""
+    connections = psutil.Process(pid).net_connections("tcp")
+    ports = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+    return any(each.laddr.port in ports for each in connections if each.status == psutil.CONN_ESTABLISHED)

@@ -26,6 +26,8 @@ _WIDEST = 2048
 """Columns of a part, at most. Parts of 1,152 were no quicker, and slower in products of one row."""
 _ROUNDED = 128
 """Columns of a part are a multiple of this where scales leave the choice."""
+DIVISION = f"{_WIDE.start} to {_WIDE[-1]} columns in parts of {_WIDEST}"
+"""Which matrices are in parts, and in which, for the key of weights that are kept on disk."""
 
 
 def offset_and_scaled(arrays: Sequence[Array], shape: Sequence[int], stored: ov.Type) -> Node:

@@ -230,12 +230,6 @@ class Numerics:
         return self.activations == "int8"
 
     @property
-    def held(self) -> str:
-        """How matrices are held, for the key of what is made of a checkpoint. A change of which matrices
-        `integer_products` divides, and how, needs another text here."""
-        return f"{self.weights}, to unpack in parts of 2048" if self.unpacks else self.weights
-
-    @property
     def words(self) -> str:
         """All that decides which tokens come out, beside the weights."""
         parts: list[str] = [self.dtype]

@@ -30,6 +30,7 @@ from penstock.engines.openvino.checkpoint import Checkpoint, Tensor
 from penstock.engines.openvino.config import QUANTIZED, OpenVINOConfig, WeightsType
 from penstock.engines.openvino.graph_nodes import Node, constant
 from penstock.engines.openvino.integer_products import (
+    DIVISION,
     groups_in_parts,
     is_wide,
     offset_and_scaled,
@@ -314,7 +315,8 @@ def open_weights(
     if not config.weights_cache or not (kind in QUANTIZED or checkpoint.is_quantized):
         return Weights(checkpoint, kind, report, unpacks=numerics.unpacks), numerics
     report(Loading("checksums"))
-    cache = WeightCache(user_cache("weights"), config.weights_cache, checkpoint_key(numerics.held, checkpoint))
+    held = f"{kind}, {DIVISION}" if numerics.unpacks else kind
+    cache = WeightCache(user_cache("weights"), config.weights_cache, checkpoint_key(held, checkpoint))
     return Weights(checkpoint, kind, report, cache, unpacks=numerics.unpacks), numerics
 
 

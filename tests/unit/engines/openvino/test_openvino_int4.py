@@ -188,10 +188,10 @@ def test_the_second_start_finds_the_weights(
     assert list(cache.iterdir()) == [file]
 
 
-def test_both_forms_of_4_bits_have_files_of_their_own(
+def test_each_form_of_4_bits_has_a_file_of_its_own(
     model: Path, cache: Path, make_runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder may be that of several machines."""
+    """A folder may be that of several machines, and of several releases."""
     tokens = prompt(40, 1)
     apart = logprobs(make_runner(model, weights="int4", activations="f32"), tokens)
     [file] = cache.iterdir()
@@ -200,6 +200,10 @@ def test_both_forms_of_4_bits_have_files_of_their_own(
         together = logprobs(make_runner(model, weights="int4", activations="f32"), tokens)
     assert len(list(cache.iterdir())) == 2
     np.testing.assert_allclose(apart, together, atol=1e-4)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.engines.openvino.weights.DIVISION", "other parts")
+        make_runner(model, weights="int4", activations="f32")
+    assert len(list(cache.iterdir())) == 3
     monkeypatch.setattr("penstock.engines.openvino.weights.quantize_groups", None)
     np.testing.assert_array_equal(logprobs(make_runner(model, weights="int4", activations="f32"), tokens), apart)
     assert file in cache.iterdir()

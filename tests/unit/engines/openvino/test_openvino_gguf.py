@@ -258,7 +258,7 @@ def test_experts_without_bytes(tmp_path: Path) -> None:
     """Any number of them fits into a file."""
     blocks = StoredBlocks("F32", (1 << 20, 1, 0), np.zeros((1 << 20, 0), np.uint8))
     config = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2}
-    with pytest.raises(EngineError, match="which is not that of several experts"):
+    with pytest.raises(EngineError, match="which is not that of several matrices"):
         named_tensors({"blk.0.ffn_up_exps.weight": blocks}, ARCHITECTURES["qwen3moe"], config)
 
 

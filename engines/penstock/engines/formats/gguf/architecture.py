@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.container import FileSettings
+from penstock.engines.formats.safetensors_file import Shape
 
 Config = Mapping[str, Any]
 
@@ -62,7 +63,7 @@ class Architecture:
     norm: str = "model.norm"
     head: str = "lm_head"
     other_parts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Of the rest of the model."""
+    """Of the rest of the model; with {} for the number of one of several in a tensor."""
     eps_key: str = "rms_norm_eps"
     """Of config.json."""
     pairs_interleaved: bool = False
@@ -74,6 +75,8 @@ class Architecture:
     """The 1 that Gemma adds to a norm's weights is in the file already."""
     differing: tuple[str, ...] = ()
     """Settings that may differ between layers. The first layer's are the common ones; `settings` reads the others."""
+    stated: Mapping[str, tuple[str, Shape]] = field(default_factory=lambda: MappingProxyType({}))
+    """Parts of a layer that files have as numbers in their metadata, one for each layer: part and shape by key."""
     settings: Callable[[FileSettings, Mapping[str, Any]], Mapping[str, Any]] = lambda settings, config: {}
     """What the family has beyond the common settings, or in their place; gets config.json with those."""
 
@@ -107,14 +110,27 @@ def experts_of_qwen(settings: FileSettings) -> Config:
     return {**experts(settings, "num_experts"), "moe_intermediate_size": settings.rows_of("ffn_gate_exps")}
 
 
-def experts_of_deepseek(settings: FileSettings) -> Config:
+def experts_of_deepseek(settings: FileSettings, matrix: str = "ffn_gate_exps") -> Config:
+    """`matrix`: the first one of an expert."""
     return {
         **experts(settings, "n_routed_experts"),
-        "n_shared_experts": settings.count("expert_shared_count", 0),
-        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
-        "first_k_dense_replace": settings.count("leading_dense_block_count", 0),
+        "n_shared_experts": settings.count_or_zero("expert_shared_count"),
+        "moe_intermediate_size": settings.rows_of(matrix),
+        "first_k_dense_replace": settings.count_or_zero("leading_dense_block_count"),
         "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
     }
+
+
+def own_layers(settings: FileSettings, config: Config) -> Config:
+    """Blocks are layers, and behind them those for multi-token prediction."""
+    further = settings.count_or_zero("nextn_predict_layers")
+    return {"num_hidden_layers": max(config["num_hidden_layers"] - further, 0), "num_nextn_predict_layers": further}
+
+
+def expert_groups(settings: FileSettings) -> Config:
+    """Of which tokens choose some before they choose experts."""
+    groups, chosen = settings.count("expert_group_count", 1), settings.count("expert_group_used_count", 1)
+    return {"n_group": groups, "topk_group": chosen} if groups > 1 else {"n_group": 1, "topk_group": 1}
 
 
 def layer_types(settings: FileSettings, config: Config) -> list[str]:
@@ -126,6 +142,13 @@ def layer_types(settings: FileSettings, config: Config) -> list[str]:
     if len(pattern) != layers:
         raise EngineError(f"the GGUF file has a pattern of windows for {len(pattern)} layers, and {layers} layers")
     return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+
+
+def kinds_by_heads(settings: FileSettings, config: Config, recurrent: str) -> list[str]:
+    """Of the layers of a hybrid: those without heads of keys are `recurrent`."""
+    heads, layers = settings.get("attention.head_count_kv"), config["num_hidden_layers"]
+    heads = heads if isinstance(heads, list) else [heads] * layers
+    return [recurrent if number == 0 else "full_attention" for number in heads]
 
 
 def scales_of_granite(settings: FileSettings, config: Config) -> Config:

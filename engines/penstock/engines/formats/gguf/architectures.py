@@ -12,10 +12,19 @@ from penstock.engines.formats.gguf import (
     families_gemma,
     families_hybrid,
     families_latent,
+    families_mamba,
 )
 from penstock.engines.formats.gguf.architecture import Architecture
 
-_MODULES = (families_dense, families_experts, families_gemma, families_latent, families_hybrid, families_early)
+_MODULES = (
+    families_dense,
+    families_experts,
+    families_gemma,
+    families_latent,
+    families_hybrid,
+    families_mamba,
+    families_early,
+)
 
 ARCHITECTURES = {name: one for module in _MODULES for name, one in module.ARCHITECTURES.items()}
 

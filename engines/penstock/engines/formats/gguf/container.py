@@ -194,6 +194,10 @@ class FileSettings:
             raise EngineError(f"the GGUF file has {self._prefix}{name}={str(value)[:50]}, which should be a count")
         return value
 
+    def count_or_zero(self, name: str) -> int:
+        """0 where the file does not say it."""
+        return self.count(name) if self.get(name) else 0
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name)
         if value is None and default is not None:
@@ -205,6 +209,9 @@ class FileSettings:
     def has(self, *names: str) -> bool:
         """Whether one of these tensors is in the first layer."""
         return any(f"blk.0.{name}" in self.tensors for name in names)
+
+    def some_layer_has(self, name: str) -> bool:
+        return any(full.endswith(f".{name}") for full in self.tensors)
 
     def rows_of(self, name: str) -> int:
         """Rows of a matrix of the first layer that has it, or of each of its experts'."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.gguf.architecture import (
@@ -20,6 +22,7 @@ from penstock.engines.formats.gguf.architecture import (
     scales_of_granite,
 )
 from penstock.engines.formats.gguf.container import FileSettings
+from penstock.engines.formats.safetensors_file import Shape
 
 _OLMO3 = "Olmo3ForCausalLM"
 
@@ -73,8 +76,20 @@ def cohere2(settings: FileSettings, config: Config) -> Config:
     return {"logit_scale": settings.number("logit_scale"), "sliding_window_pattern": USUAL_PATTERN}
 
 
+_XIELU: Mapping[str, Shape] = {"alpha_n": (1,), "alpha_p": (1,), "beta": (), "eps": ()}
+
 ARCHITECTURES = {
     "llama": LLAMA,
+    "chatglm": Architecture(
+        "GlmForCausalLM",
+        named(ATTENTION, TWO_NORMS, {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}),
+    ),
+    "apertus": Architecture(
+        "ApertusForCausalLM",
+        named(ATTENTION, MLP, {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}),
+        stated=MappingProxyType({f"xielu.{name}": (f"mlp.act_fn.{name}", shape) for name, shape in _XIELU.items()}),
+    ),
+    "jais2": Architecture("Jais2ForCausalLM", eps_key="layer_norm_eps"),
     "qwen2": Architecture("Qwen2ForCausalLM"),
     "qwen3": Architecture("Qwen3ForCausalLM"),
     "granite": replace(LLAMA, hugging_face="GraniteForCausalLM", settings=granite),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
+from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.gguf.architecture import (
     ATTENTION,
     LLAMA,
@@ -34,6 +35,12 @@ def starcoder2(settings: FileSettings, config: Config) -> Config:
 
 def gpt2(settings: FileSettings, config: Config) -> Config:
     return {"n_inner": config["intermediate_size"]}
+
+
+def starcoder(settings: FileSettings, config: Config) -> Config:
+    if config["num_key_value_heads"] != 1:
+        raise UnsupportedError("the GGUF file has starcoder.attention.head_count_kv other than 1")
+    return {"n_inner": config["intermediate_size"], "multi_query": True}
 
 
 def gptneox(settings: FileSettings, config: Config) -> Config:
@@ -79,6 +86,26 @@ _FALCON = Architecture(
     settings=falcon,
 )
 
+_GPT2 = Architecture(
+    "GPT2LMHeadModel",
+    MappingProxyType(
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        }
+    ),
+    layers="transformer.h",
+    embedding="transformer.wte",
+    norm="transformer.ln_f",
+    other_parts=MappingProxyType({"position_embd": "transformer.wpe"}),
+    eps_key="layer_norm_epsilon",
+    settings=gpt2,
+)
+
 ARCHITECTURES = {
     "olmo": replace(LLAMA, hugging_face="OlmoForCausalLM", eps_key="layer_norm_eps", settings=olmo),
     "stablelm": Architecture("StableLmForCausalLM", eps_key="layer_norm_eps", settings=stablelm),
@@ -94,25 +121,8 @@ ARCHITECTURES = {
         norm="model.final_layernorm",
         eps_key="layer_norm_eps",
     ),
-    "gpt2": Architecture(
-        "GPT2LMHeadModel",
-        MappingProxyType(
-            {
-                "attn_norm": "ln_1",
-                "attn_qkv": "attn.c_attn",
-                "attn_output": "attn.c_proj",
-                "ffn_norm": "ln_2",
-                "ffn_up": "mlp.c_fc",
-                "ffn_down": "mlp.c_proj",
-            }
-        ),
-        layers="transformer.h",
-        embedding="transformer.wte",
-        norm="transformer.ln_f",
-        other_parts=MappingProxyType({"position_embd": "transformer.wpe"}),
-        eps_key="layer_norm_epsilon",
-        settings=gpt2,
-    ),
+    "gpt2": _GPT2,
+    "starcoder": replace(_GPT2, hugging_face="GPTBigCodeForCausalLM", settings=starcoder),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",
         named({part: name.replace("self_attention", "attention") for part, name in _DENSE.items()}, TWO_NORMS),

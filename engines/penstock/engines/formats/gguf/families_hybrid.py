@@ -1,4 +1,4 @@
-"""Hybrids in GGUF files: some of their layers keep a state in place of keys and values."""
+"""Hybrids with short convolutions or delta nets in GGUF files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from penstock.engines.errors import UnsupportedError
 from penstock.engines.formats.gguf.architecture import (
     ATTENTION,
     EXPERTS,
-    LLAMA,
     MLP,
     NORMS_OF_SEED,
     ROUTED,
     USUAL_PATTERN,
     Architecture,
     Config,
-    experts,
     experts_of_qwen,
+    kinds_by_heads,
     named,
     of_experts,
-    scales_of_granite,
+    own_layers,
 )
 from penstock.engines.formats.gguf.container import FileSettings
 
@@ -40,16 +39,15 @@ def lfm2moe(settings: FileSettings, config: Config) -> Config:
         **lfm2(settings, config),
         **experts_of_qwen(settings),
         "num_dense_layers": settings.count("leading_dense_block_count"),
-        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in settings.tensors),
+        "use_expert_bias": settings.some_layer_has("exp_probs_b.bias"),
         "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
     }
 
 
 def qwen35(settings: FileSettings, config: Config) -> Config:
-    heads, further = settings.count("ssm.time_step_rank"), settings.count("nextn_predict_layers", 0)
+    heads = settings.count("ssm.time_step_rank")
     return {
-        "num_hidden_layers": max(config["num_hidden_layers"] - further, 0),
-        "num_nextn_predict_layers": further,
+        **own_layers(settings, config),
         "full_attention_interval": settings.count("full_attention_interval", USUAL_PATTERN),
         "linear_conv_kernel_dim": settings.count("ssm.conv_kernel"),
         "linear_key_head_dim": settings.count("ssm.state_size"),
@@ -63,37 +61,6 @@ def qwen3next(settings: FileSettings, config: Config) -> Config:
     if settings.has("ssm_in.weight"):
         raise UnsupportedError("the GGUF file has ssm_in, of a converter from before 2026: a newer file has none")
     return {**qwen35moe(settings, config), "norm_topk_prob": True}
-
-
-def granitehybrid(settings: FileSettings, config: Config) -> Config:
-    """Layers with attention have heads of keys. An MLP that every token has stands beside experts, or alone."""
-    inner = settings.count("ssm.inner_size")
-    has_experts, rotates = bool(settings.get("expert_count")), settings.get("rope.scaling.finetuned")
-    mixture = (
-        {**experts(settings, "num_local_experts"), "intermediate_size": settings.rows_of("ffn_gate_exps")}
-        if (has_experts)
-        else {"num_local_experts": 0}
-    )
-    return {
-        **scales_of_granite(settings, config),
-        **mixture,
-        "shared_intermediate_size": settings.rows_of("ffn_gate_shexp" if has_experts else "ffn_gate"),
-        "layer_types": kinds_by_heads(settings, config, "linear_attention"),
-        "position_embedding_type": "rope" if rotates else "nope",
-        "mamba_n_heads": settings.count("ssm.time_step_rank"),
-        "mamba_n_groups": settings.count("ssm.group_count"),
-        "mamba_d_state": settings.count("ssm.state_size"),
-        "mamba_d_conv": settings.count("ssm.conv_kernel"),
-        "mamba_expand": inner // config["hidden_size"],
-        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in settings.tensors),
-    }
-
-
-def kinds_by_heads(settings: FileSettings, config: Config, recurrent: str) -> list[str]:
-    """Of the layers: those without heads of keys are `recurrent`."""
-    heads, layers = settings.get("attention.head_count_kv"), config["num_hidden_layers"]
-    heads = heads if isinstance(heads, list) else [heads] * layers
-    return [recurrent if number == 0 else "full_attention" for number in heads]
 
 
 def qwen35moe(settings: FileSettings, config: Config) -> Config:
@@ -146,25 +113,8 @@ _QWEN35_EXPERTS = replace(
     expert_parts=EXPERTS,
     settings=qwen35moe,
 )
-_STATE_SPACES = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_dt.bias": "mamba.dt_bias",
-    "ssm_a": "mamba.A_log",
-    "ssm_d": "mamba.D",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
-}
-
 ARCHITECTURES = {
     "qwen3next": replace(_QWEN35_EXPERTS, hugging_face="Qwen3NextForCausalLM", settings=qwen3next),
-    "granitehybrid": replace(
-        LLAMA,
-        hugging_face="GraniteMoeHybridForCausalLM",
-        block_parts=named(ROUTED, MLP, _STATE_SPACES),
-        expert_parts=EXPERTS,
-        settings=granitehybrid,
-    ),
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35_EXPERTS,
     "lfm2": _LFM2,

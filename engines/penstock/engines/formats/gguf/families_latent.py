@@ -12,6 +12,7 @@ from penstock.engines.formats.gguf.architecture import (
     TWO_NORMS,
     Architecture,
     Config,
+    expert_groups,
     experts_of_deepseek,
     named,
 )
@@ -35,12 +36,11 @@ def deepseek2(settings: FileSettings, config: Config) -> Config:
     if scores is None and config["vocab_size"] == _GLM47_FLASH_TOKENS:
         scores = _SIGMOID if config["num_hidden_layers"] in _GLM47_FLASH_LAYERS else None
     normalized = bool(settings.get("expert_weights_norm"))
-    groups, chosen = settings.count("expert_group_count", 1), settings.count("expert_group_used_count", 1)
-    limited = {"n_group": groups, "topk_group": chosen} if groups > 1 else {"n_group": 1, "topk_group": 1}
-    mixture = {**experts_of_deepseek(settings), **limited, "norm_topk_prob": normalized}
+    groups = expert_groups(settings)
+    mixture = {**experts_of_deepseek(settings), **groups, "norm_topk_prob": normalized}
     if scores == _SIGMOID:
         return {**sizes, **mixture, "architectures": [_V3]}
-    return {**sizes, **mixture, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
+    return {**sizes, **mixture, "topk_method": "group_limited_greedy" if groups["n_group"] > 1 else "greedy"}
 
 
 def _sizes(settings: FileSettings, config: Config) -> Config:
@@ -60,6 +60,20 @@ def _sizes(settings: FileSettings, config: Config) -> Config:
         "v_head_dim": settings.count("attention.value_length_mla", settings.count("attention.value_length")),
         "num_key_value_heads": config["num_attention_heads"],
         "head_dim": head,
+        "partial_rotary_factor": 1.0,
+    }
+
+
+def minicpm3(settings: FileSettings, config: Config) -> Config:
+    """llama.cpp knows its scales, which are those of config.json without them."""
+    heads, head, rotated = (
+        settings.count(name) for name in ("attention.head_count", "attention.key_length", "rope.dimension_count")
+    )
+    return {
+        **_ranks(settings),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": head - rotated,
+        "v_head_dim": settings.rows_of("attn_kv_b") // heads - (head - rotated),
         "partial_rotary_factor": 1.0,
     }
 
@@ -85,6 +99,11 @@ _LATENT = {
 _ROUTER = {"ffn_gate_inp": "mlp.gate", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 
 ARCHITECTURES = {
+    "minicpm3": Architecture(
+        "MiniCPM3ForCausalLM",
+        named(ATTENTION, MLP, TWO_NORMS, _LATENT),
+        settings=minicpm3,
+    ),
     "deepseek2": Architecture(
         "DeepseekV2ForCausalLM",
         named(ATTENTION, MLP, TWO_NORMS, _LATENT, _ROUTER, SHARED_EXPERTS),

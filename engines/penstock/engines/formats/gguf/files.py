@@ -16,7 +16,13 @@ from penstock.engines.errors import EngineError, UnsupportedError
 from penstock.engines.formats.gguf.architecture import Architecture
 from penstock.engines.formats.gguf.architectures import ARCHITECTURES, find_architecture
 from penstock.engines.formats.gguf.container import FileSettings, GGUFFile, StoredBlocks, read_gguf
-from penstock.engines.formats.gguf.tensors import ROPE_FACTORS, ROPE_FACTORS_BY_LENGTH, FileTensor, named_tensors
+from penstock.engines.formats.gguf.tensors import (
+    ROPE_FACTORS,
+    ROPE_FACTORS_BY_LENGTH,
+    FileTensor,
+    named_tensors,
+    stated_tensors,
+)
 
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _NEUTRAL_ROPES = ("none", "", None)
@@ -53,7 +59,9 @@ def config_of(metadata: Mapping[str, Any], tensors: Mapping[str, StoredBlocks]) 
         "architectures": [architecture.hugging_face],
         "vocab_size": embedding.shape[0],
         "hidden_size": settings.count("embedding_length"),
-        "intermediate_size": settings.count("feed_forward_length", settings.get("expert_feed_forward_length")),
+        "intermediate_size": settings.count(
+            "feed_forward_length", settings.get("expert_feed_forward_length"), some_zero=True
+        ),
         "num_hidden_layers": settings.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": settings.count("attention.head_count_kv", heads, some_zero=True),
@@ -169,4 +177,5 @@ def read_parts(paths: Sequence[Path]) -> tuple[dict[str, Any], dict[str, StoredB
 def read_tensors(paths: Sequence[Path]) -> tuple[dict[str, FileTensor], list[mmap.mmap]]:
     """By their names in Hugging Face's layout. Raises EngineError."""
     metadata, tensors, mappings = read_parts(paths)
-    return named_tensors(tensors, architecture_of(metadata, tensors), config_of(metadata, tensors)), mappings
+    architecture, config = architecture_of(metadata, tensors), config_of(metadata, tensors)
+    return {**named_tensors(tensors, architecture, config), **stated_tensors(metadata, architecture, config)}, mappings

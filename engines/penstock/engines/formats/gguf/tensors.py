@@ -121,6 +121,22 @@ def named_tensors(
     return tensors_by_name
 
 
+def stated_tensors(
+    metadata: Mapping[str, Any], architecture: Architecture, config: Mapping[str, Any]
+) -> dict[str, StoredTensor]:
+    """Those of one number, f32, that the metadata have. Raises EngineError."""
+    found = {}
+    for key, (part, shape) in architecture.stated.items():
+        values, layers = metadata.get(key), config["num_hidden_layers"]
+        is_list = isinstance(values, list) and all(isinstance(value, int | float) for value in values)
+        if not is_list or len(values) != layers:
+            raise EngineError(f"the GGUF file has {key}={str(values)[:50]}, which should be {layers} numbers")
+        for number, value in enumerate(values):
+            stored = np.array([value], np.float32).view(np.uint8)
+            found[f"{architecture.layers}.{number}.{part}"] = StoredTensor("F32", shape, stored)
+    return found
+
+
 def _is_further(name: str, config: Mapping[str, Any]) -> bool:
     """Whether it is of a layer behind the last one, for multi-token prediction."""
     match, layers = _BLOCK.fullmatch(name), config["num_hidden_layers"]
@@ -138,7 +154,7 @@ def _parts(
     if match is None:
         whole = {"token_embd": architecture.embedding, "output_norm": architecture.norm, "output": architecture.head}
         whole |= architecture.other_parts
-        yield (f"{whole[part]}.{kind}" if part in whole else name), blocks
+        yield from _stacked(name, blocks, f"{whole[part]}.{kind}") if part in whole else [(name, blocks)]
         return
     layer, names = f"{architecture.layers}.{match[1]}", architecture.block_parts
     if match[2] in names:
@@ -147,8 +163,7 @@ def _parts(
         for separate, some in zip(("in_proj_b", "in_proj_a"), _by_turns(name, blocks, config), strict=True):
             yield f"{layer}.linear_attn.{separate}.{kind}", some
     elif part in architecture.expert_parts:
-        for number, expert in enumerate(_experts(name, blocks)):
-            yield f"{layer}.{architecture.expert_parts[part].format(number)}.{kind}", expert
+        yield from _stacked(name, blocks, f"{layer}.{architecture.expert_parts[part]}.{kind}")
     elif part == _FUSED and part not in names:
         for separate, some in zip(_SEPARATE, _split(name, blocks, _qkv_sizes(config)), strict=True):
             yield f"{layer}.{names[separate]}.{kind}", some
@@ -156,13 +171,15 @@ def _parts(
         yield (f"{layer}.{names[part]}.{kind}" if part in names else name), blocks
 
 
-def _experts(name: str, blocks: StoredBlocks) -> Iterator[StoredBlocks]:
-    """Each one's matrix, or bias."""
+def _stacked(name: str, blocks: StoredBlocks, renamed: str) -> Iterator[tuple[str, StoredBlocks]]:
+    """Each of several matrices, or biases, with its number for the {} in `renamed`; without one, all as they are."""
+    if "{}" not in renamed:
+        yield renamed, blocks
+        return
     if len(blocks.shape) < 2 or not blocks.rows.size:
-        raise EngineError(f"tensor {name} has shape {blocks.shape}, which is not that of several experts")
-    count = blocks.shape[0]
-    for rows in np.split(blocks.rows, count):
-        yield StoredBlocks(blocks.dtype, blocks.shape[1:], rows)
+        raise EngineError(f"tensor {name} has shape {blocks.shape}, which is not that of several matrices")
+    for number, rows in enumerate(np.split(blocks.rows, blocks.shape[0])):
+        yield renamed.format(number), StoredBlocks(blocks.dtype, blocks.shape[1:], rows)
 
 
 def _split(name: str, blocks: StoredBlocks, sizes: tuple[int, ...]) -> Iterator[StoredBlocks]:
@@ -207,9 +224,9 @@ def _tensor(
         rows = rows[order]
     if part.endswith("shared_expert_gate") and len(shape) == 1:
         shape = (1, *shape)
-    if part.endswith((".conv.conv", ".linear_attn.conv1d", ".mamba.conv1d")) and len(shape) == 2:
+    if part.endswith((".conv.conv", ".conv1d")) and len(shape) == 2:
         shape = (shape[0], 1, shape[1])
-    if part.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm")):
+    if part.endswith((".A_log", ".D", ".mamba.norm", ".mixer.norm")):
         shape = (math.prod(shape),)
     stored = StoredTensor(blocks.dtype, shape, rows.reshape(-1))
     if part.endswith(".A_log"):  # the file has what it stands for

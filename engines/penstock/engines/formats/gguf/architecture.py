@@ -144,6 +144,17 @@ def layer_types(settings: FileSettings, config: Config) -> list[str]:
     return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
 
 
+def ropes_by_kind(settings: FileSettings, config: Config, **whole: Any) -> Config:
+    """`whole`: what is said of layers without a window beside the base."""
+    return {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", **whole, "rope_theta": config["rope_theta"]},
+            "sliding_attention": {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", 1e4)},
+        },
+        "rope_scaling": None,
+    }
+
+
 def kinds_by_heads(settings: FileSettings, config: Config, recurrent: str) -> list[str]:
     """Of the layers of a hybrid: those without heads of keys are `recurrent`."""
     heads, layers = settings.get("attention.head_count_kv"), config["num_hidden_layers"]

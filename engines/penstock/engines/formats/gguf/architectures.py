@@ -13,12 +13,14 @@ from penstock.engines.formats.gguf import (
     families_hybrid,
     families_latent,
     families_mamba,
+    families_shared_experts,
 )
 from penstock.engines.formats.gguf.architecture import Architecture
 
 _MODULES = (
     families_dense,
     families_experts,
+    families_shared_experts,
     families_gemma,
     families_latent,
     families_hybrid,

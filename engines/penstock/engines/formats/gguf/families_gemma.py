@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Any
 
 from penstock.engines.errors import EngineError
 from penstock.engines.formats.gguf.architecture import (
@@ -16,6 +15,7 @@ from penstock.engines.formats.gguf.architecture import (
     layer_types,
     named,
     of_experts,
+    ropes_by_kind,
 )
 from penstock.engines.formats.gguf.container import FileSettings
 
@@ -48,7 +48,7 @@ def gemma3n(settings: FileSettings, config: Config) -> Config:
     shared = settings.get("attention.shared_kv_layers")
     return {
         **_embeddings_of_layers(settings, config),
-        **_ropes(settings, config),
+        **ropes_by_kind(settings, config),
         "layer_types": layer_types(settings, config),
         "intermediate_size": sizes if isinstance(sizes, list) else config["intermediate_size"],
         "activation_sparsity_pattern": [NormalDist().cdf(deviation) for deviation in deviations],
@@ -71,7 +71,7 @@ def gemma4(settings: FileSettings, config: Config) -> Config:
     return {
         **_experts_of_gemma4(settings),
         **_embeddings_of_layers(settings, config),
-        **_ropes(settings, config, rope_type="proportional", partial_rotary_factor=rotated),
+        **ropes_by_kind(settings, config, rope_type="proportional", partial_rotary_factor=rotated),
         "layer_types": kinds,
         "head_dim": settings.count("attention.key_length_swa"),
         "global_head_dim": config["head_dim"],
@@ -92,17 +92,6 @@ def _embeddings_of_layers(settings: FileSettings, config: Config) -> Config:
     return {
         "hidden_size_per_layer_input": own or 0,
         "vocab_size_per_layer_input": table.shape[0] if table is not None else config["vocab_size"],
-    }
-
-
-def _ropes(settings: FileSettings, config: Config, **whole: Any) -> Config:
-    """`whole`: what is said of layers without a window beside the base."""
-    return {
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", **whole, "rope_theta": config["rope_theta"]},
-            "sliding_attention": {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", 1e4)},
-        },
-        "rope_scaling": None,
     }
 
 

@@ -128,10 +128,10 @@ def stated_tensors(
     found = {}
     for key, (part, shape) in architecture.stated.items():
         values, layers = metadata.get(key), config["num_hidden_layers"]
-        is_list = isinstance(values, list) and all(isinstance(value, int | float) for value in values)
-        if not is_list or len(values) != layers:
+        numbers = [value for value in values if isinstance(value, int | float)] if isinstance(values, list) else []
+        if len(numbers) != layers:
             raise EngineError(f"the GGUF file has {key}={str(values)[:50]}, which should be {layers} numbers")
-        for number, value in enumerate(values):
+        for number, value in enumerate(numbers):
             stored = np.array([value], np.float32).view(np.uint8)
             found[f"{architecture.layers}.{number}.{part}"] = StoredTensor("F32", shape, stored)
     return found

@@ -33,6 +33,19 @@ def granite(settings: FileSettings, config: Config) -> Config:
     return scales_of_granite(settings, config)
 
 
+def granite_swa(settings: FileSettings, config: Config) -> Config:
+    if settings.get("expert_count"):
+        raise UnsupportedError(
+            "the GGUF file has granite_swa.expert_count: Granite with windows is read without experts"
+        )
+    rotates = settings.get("attention.rope_pattern") or [True] * config["num_hidden_layers"]
+    return {
+        **scales_of_granite(settings, config),
+        "layer_types": layer_types(settings, config),
+        "layer_rope_theta": [config["rope_theta"] if rotating else 0 for rotating in rotates],
+    }
+
+
 def smollm3(settings: FileSettings, config: Config) -> Config:
     return {"no_rope_layer_interval": 4}
 
@@ -93,6 +106,12 @@ ARCHITECTURES = {
     "qwen2": Architecture("Qwen2ForCausalLM"),
     "qwen3": Architecture("Qwen3ForCausalLM"),
     "granite": replace(LLAMA, hugging_face="GraniteForCausalLM", settings=granite),
+    "granite_swa": replace(
+        LLAMA,
+        hugging_face="GraniteSWAForCausalLM",
+        block_parts=named(LLAMA.block_parts, {"attn_sinks.weight": "self_attn.sinks"}),
+        settings=granite_swa,
+    ),
     "smollm3": replace(LLAMA, hugging_face="SmolLM3ForCausalLM", settings=smollm3),
     "olmo2": Architecture("Olmo2ForCausalLM", named(ATTENTION, MLP, NORMS_BEHIND), others=(_OLMO3,), settings=olmo2),
     "exaone": Architecture("LlamaForCausalLM"),

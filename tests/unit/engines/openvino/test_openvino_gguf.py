@@ -71,6 +71,16 @@ MINISTRAL3 = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.5,
 }
+LLAMA4 = {
+    "num_hidden_layers": 4,
+    "no_rope_layer_interval": 4,
+    "moe_layers": [1, 3],
+    "interleave_moe_layer_step": 2,
+    "floor_scale": 8192,
+    "attention_chunk_size": 8192,
+    "intermediate_size_mlp": 80,
+}
+WITHOUT_CHUNKS = {"attention_chunk_size": None, "no_rope_layers": [1] * 4, "attn_temperature_tuning": False}
 LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_max_position_embeddings": 128}
 
 
@@ -86,6 +96,8 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
     "gpt2",
     "minimax-m2",
     "ernie4.5-moe",
+    "gemma3n",
+    "falcon-h1",
 )
 @pytest.mark.parametrize(
     ("family", "settings"),
@@ -128,6 +140,28 @@ LONG = {"rope_parameters": LONGROPE, "max_position_embeddings": 512, "original_m
         ("qwen3.5", {}),
         ("qwen3.5-moe", {"layer_types": None, "num_hidden_layers": 4}),
         ("gemma4", {}),
+        ("gemma4", {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}),
+        ("gemma3n", {"vocab_size_per_layer_input": 384}),
+        ("falcon-h1", {"mamba_rms_norm": True, "mamba_n_groups": 2, "mamba_norm_before_gate": False}),
+        ("nemotron-h", {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]}),
+        ("nemotron-h", {"layers_block_type": ["moe", "linear_attention", "full_attention"], "moe_latent_size": 24}),
+        ("llama4", LLAMA4),
+        (
+            "llama4",
+            LLAMA4 | {"attention_chunk_size": None, "no_rope_layers": [1] * 4, "attn_temperature_tuning": False},
+        ),
+        ("hunyuan-moe", {}),
+        ("hy-v3", {}),
+        ("exaone-moe", {}),
+        ("cohere2-moe", {}),
+        ("solar-open", {"first_k_dense_replace": 0}),
+        ("mellum", {"mlp_layer_types": ["sparse"] * 3}),
+        ("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}),
+        ("glm", {}),
+        ("jais2", {}),
+        ("apertus", {}),
+        ("granite-swa", {"layer_rope_theta": [1e4, 0, 1e4]}),
+        ("gpt-bigcode", {}),
         ("qwen3-next", {"layer_types": None, "num_hidden_layers": 4}),
         ("granite-hybrid", {}),
         ("granite-hybrid", {"num_local_experts": 0}),
@@ -160,7 +194,9 @@ def test_other_families(family: str, settings: dict[str, Any], tmp_path: Path, m
         ("granite", {"granite__rope__scaling__finetuned": False}, "Granite without rotary embedding"),
         ("olmo3", {"olmo2__attention__sliding_window_pattern": [True]}, "a pattern of windows for 1 layers"),
         ("qwen3-moe", {"qwen3moe__expert_count": None}, r"qwen3moe\.expert_count=None"),
-        ("gemma4", {"gemma4__expert_count": 4}, "Gemma 4's mixture is not read"),
+        ("gemma3n", {"gemma3n__activation_sparsity_scale": None}, r"no list gemma3n\.activation_sparsity_scale"),
+        ("gpt-bigcode", {"starcoder__attention__head_count_kv": 4}, "head_count_kv other than 1"),
+        ("granite-swa", {"granite_swa__expert_count": 4}, "Granite with windows is read without experts"),
         ("gpt-neox", {"gptneox__attention__layer_norm_epsilon": None}, "layer_norm_epsilon=None"),
     ],
 )
@@ -168,6 +204,12 @@ def test_other_families_are_refused(family: str, changes: dict[str, Any], messag
     file = write_gguf(make_model(tmp_path / "model", family), tmp_path / "x.gguf", **changes)
     with pytest.raises(Exception, match=rf"^model: x\.gguf: .*{message}"):
         unpack(file)
+
+
+def test_numbers_of_layers_that_are_not_one_for_each(tmp_path: Path) -> None:
+    file = write_gguf(make_model(tmp_path / "model", "apertus"), tmp_path / "x.gguf", xielu__beta=[0.5])
+    with pytest.raises(EngineError, match=r"xielu\.beta=\[0\.5\], which should be 3 numbers"):
+        Checkpoint(unpack(file))
 
 
 def experts_in_mxfp4(name: str) -> str:

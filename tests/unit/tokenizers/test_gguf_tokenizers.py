@@ -88,9 +88,7 @@ def test_byte_level(text: str, name: str) -> None:
 def pieces(text: str, **metadata: Any) -> list[str]:
     """What the words of a text are before they are tokens."""
     tokenizer = tokenizer_of(metadata_of(original("qwen2"), "gpt2") | metadata)
-    spaces = {"Ġ": " ", "Ċ": "\n", "č": "\r"}
-    found = tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    return ["".join(spaces.get(letter, letter) for letter in piece) for piece, _ in found]
+    return [text[slice(*place)] for _, place in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
 MIXED = "x = 1234567 + 'abc'\r\n  don't Go!! **bold**"
@@ -119,12 +117,24 @@ MIXED_SCRIPTS = "we 你好，世界 über. 안녕  "
     [("deepseek-coder", [" über"]), ("deepseek-llm", [" ü", "ber"])],  # a later expression has ASCII's letters again
 )
 def test_scripts_are_split(name: str, umlaut: list[str]) -> None:
-    tokenizer = tokenizer_of(metadata_of(original("qwen2"), "gpt2", pre=name))
-    found = tokenizer.pre_tokenizer.pre_tokenize_str(MIXED_SCRIPTS)
-    words = [MIXED_SCRIPTS[slice(*place)] for _, place in found]
+    words = pieces(MIXED_SCRIPTS, **{"tokenizer.ggml.pre": name})
     assert words[: 5 + len(umlaut)] == ["we", " ", "你好", "，", "世界", *umlaut]
     assert "".join(words) == MIXED_SCRIPTS
     assert "안녕" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("kimi-k2", "it's 你好world, 12345/\n", ["it's", " ", "你好", "world", ",", " ", "123", "45", "/\n"]),
+        ("youtu", "Hi’안녕。世界 12", ["Hi", "’", "안녕", "。", "世界", " ", "1", "2"]),
+        ("afmoe", "1234567 世界 #include", ["1", "234", "567", " ", "世界", " #", "include"]),
+        ("jais-2", "a" + " " * 7 + "b", ["a", " " * 4, " " * 2, " b"]),
+        ("minicpm5", "12345 we've", ["123", "45", " we", "'ve"]),
+    ],
+)
+def test_splits_of_single_models(name: str, text: str, wanted: list[str]) -> None:
+    assert pieces(text, **{"tokenizer.ggml.pre": name}) == wanted
 
 
 @pytest.mark.parametrize("named", [{}, {"tokenizer.ggml.pre": "default"}, {"tokenizer.ggml.pre": ""}])
@@ -144,7 +154,9 @@ def test_every_name_gives_the_text_back(name: str) -> None:
 
 
 def test_names_that_are_not_known_are_refused() -> None:
-    with pytest.raises(TokenizerError, match=r"'superbpe' .* which is not supported; supported are a\.x-4\.0, bail"):
+    with pytest.raises(
+        TokenizerError, match=r"'superbpe' .* which is not supported; supported are a\.x-4\.0, afmoe, bail"
+    ):
         tokenizer_of(metadata_of(original("qwen2"), "gpt2", pre="superbpe"))
 
 

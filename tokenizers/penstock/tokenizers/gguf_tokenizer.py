@@ -136,6 +136,21 @@ _EXAONE_MOE = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+_AT_THE_END = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+_JAIS2 = _LLAMA3.replace(r"\s+(?!\S)|\s+", _AT_THE_END + r"|\s{1}")
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    _GPT4O.replace("{1,3}", ""),
+)
+_GROUPS_OF_THREE = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_SCRIPTS_OF_AFMOE = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff"
+    "\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_NO_HAN = r"&&[^\p{Han}]]"
+_KIMI = r"\p{Han}+|" + _GPT4O.replace(r"\p{M}]", r"\p{M}" + _NO_HAN).replace(r"[\r\n/]*", r"[\r\n]*")
+_MINICPM5 = (r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+"))
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
@@ -169,6 +184,11 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (_GPT4O,)),
     **dict.fromkeys(("tiny_aya", "cohere2moe"), (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+    "kimi-k2": (_KIMI,),
+    "youtu": _YOUTU,
+    "afmoe": (_GROUPS_OF_THREE, _SCRIPTS_OF_AFMOE, _DEEPSEEK_V3[2]),
+    "jais-2": (_JAIS2,),
+    "minicpm5": _MINICPM5,
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_V3),
     "deepseek-llm": _DEEPSEEK_LLM,
     "deepseek-coder": _DEEPSEEK_CODER,
@@ -176,7 +196,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), (_BAILING,)),
 }
 """Expressions by tokenizer.ggml.pre. Each splits what those before it have left."""
-_WHOLE_WORDS = frozenset((*_LIKE_LLAMA3, "tekken", "gpt-4o", "llama4"))
+_WHOLE_WORDS = frozenset((*_LIKE_LLAMA3, "tekken", "gpt-4o", "llama4", "glm4", "glm5", "youtu", "minicpm5"))
 """A word that is a token stays one, whatever its merges."""
 _COMPOSED = frozenset(("qwen2", "deepseek-r1-qwen"))
 """Their own tokenizers bring a text into Unicode's form NFC; llama.cpp does not."""

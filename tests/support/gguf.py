@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from support.gguf_settings import write_settings, write_value
-from support.gguf_tensors import architecture_of, converted_tensors
+from support.gguf_tensors import architecture_of, converted_tensors, fused_experts
 
 Kind = Callable[[str], str]
 """The block format of a tensor, by the name that Hugging Face gives it."""
@@ -21,13 +21,17 @@ Kind = Callable[[str], str]
 _KINDS_OF_TOKENS = {True: 3, False: 1}
 
 
-def write_gguf(folder: Path, path: Path, kind: Kind = lambda name: "F32", parts: int = 1, **metadata: Any) -> Path:
+def write_gguf(
+    folder: Path, path: Path, kind: Kind = lambda name: "F32", parts: int = 1, fused: bool = False, **metadata: Any
+) -> Path:
     """The model of `folder` in one file, or in `parts` of which `path` is the first; `metadata`, with `__` for a dot,
-    is added to what is said or takes its place. Returns `path`."""
+    is added to what is said or takes its place. `fused`: experts have their first two matrices in one. Returns
+    `path`."""
     config = json.loads((folder / "config.json").read_text())
     family = config["model_type"].removesuffix("_text")
     name = architecture_of(family, config)
-    tensors = list(converted_tensors(folder, family, config).items())
+    converted = converted_tensors(folder, family, config)
+    tensors = list((fused_experts(converted) if fused else converted).items())
     size = -(-len(tensors) // parts)
     for number in range(parts):
         file = path if parts == 1 else path.with_name(f"{path.name[:-20]}-{number + 1:05d}-of-{parts:05d}.gguf")

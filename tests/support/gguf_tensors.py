@@ -90,6 +90,18 @@ def converted_tensors(folder: Path, family: str, config: dict[str, Any]) -> dict
     return found
 
 
+def fused_experts(tensors: dict[str, tuple[str, Values]]) -> dict[str, tuple[str, Values]]:
+    """As the converter's --fuse-gate-up-exps."""
+    found = {}
+    for name, (original, values) in tensors.items():
+        if ".ffn_gate_exps." in name:
+            both = np.concatenate([values, tensors[name.replace("gate", "up")][1]], 1)
+            found[name.replace("gate", "gate_up")] = original, both
+        elif ".ffn_up_exps." not in name:
+            found[name] = original, values
+    return found
+
+
 def _merged(stored: dict[str, Values]) -> Converted:
     """With one tensor for the experts of a layer, and for AltUp's matrices."""
     experts: dict[str, list[Values]] = {}

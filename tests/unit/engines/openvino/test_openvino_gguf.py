@@ -188,6 +188,13 @@ def test_other_families(family: str, settings: dict[str, Any], tmp_path: Path, m
     check(model, write_gguf(model, tmp_path / "x.gguf"), make_runner, prompts=PROMPTS[:3:2], count=10)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "cohere2-moe", "qwen3-next"])
+def test_experts_with_two_matrices_in_one(family: str, tmp_path: Path, make_runner: Any) -> None:
+    settings = {"layer_types": None, "num_hidden_layers": 4} if family == "qwen3-next" else {}
+    model = make_model(tmp_path / "model", family, **settings)
+    check(model, write_gguf(model, tmp_path / "x.gguf", fused=True), make_runner, prompts=PROMPTS[:3:2], count=10)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [

@@ -10,7 +10,7 @@ src/models, and how its converter orders rows in its conversion/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -94,10 +94,15 @@ def of_experts(names: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType({f"{part}_exps": name for part, name in names.items()})
 
 
-EXPERTS = of_experts({part: name.replace("mlp.", "mlp.experts.{}.") for part, name in MLP.items()})
-MIXTRAL_EXPERTS = of_experts(
-    {part: f"block_sparse_moe.experts.{{}}.{name}" for part, name in zip(MLP, ("w1", "w3", "w2"), strict=True)}
-)
+def experts_in(prefix: str, names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")) -> Mapping[str, str]:
+    """`names`: of an expert's matrices. Files may have the first two in one."""
+    parts = dict(zip(MLP, names, strict=True)) | {"ffn_gate_up": "gate_up_proj"}
+    return of_experts({part: f"{prefix}.{{}}.{name}" for part, name in parts.items()})
+
+
+EXPERTS = experts_in("mlp.experts")
+W_NAMES = ("w1", "w3", "w2")
+MIXTRAL_EXPERTS = experts_in("block_sparse_moe.experts", W_NAMES)
 ROUTED = named(ATTENTION, TWO_NORMS, SHARED_EXPERT, {"ffn_gate_inp": "mlp.gate"})
 LLAMA = Architecture("LlamaForCausalLM", pairs_interleaved=True)
 
@@ -106,16 +111,21 @@ def experts(settings: FileSettings, name: str) -> Config:
     return {name: settings.count("expert_count"), "num_experts_per_tok": settings.count("expert_used_count")}
 
 
+def expert_size(settings: FileSettings) -> int:
+    if settings.some_layer_has("ffn_gate_up_exps.weight"):
+        return settings.rows_of("ffn_gate_up_exps") // 2
+    return settings.rows_of("ffn_gate_exps" if settings.some_layer_has("ffn_gate_exps.weight") else "ffn_up_exps")
+
+
 def experts_of_qwen(settings: FileSettings) -> Config:
-    return {**experts(settings, "num_experts"), "moe_intermediate_size": settings.rows_of("ffn_gate_exps")}
+    return {**experts(settings, "num_experts"), "moe_intermediate_size": expert_size(settings)}
 
 
-def experts_of_deepseek(settings: FileSettings, matrix: str = "ffn_gate_exps") -> Config:
-    """`matrix`: the first one of an expert."""
+def experts_of_deepseek(settings: FileSettings) -> Config:
     return {
         **experts(settings, "n_routed_experts"),
         "n_shared_experts": settings.count_or_zero("expert_shared_count"),
-        "moe_intermediate_size": settings.rows_of(matrix),
+        "moe_intermediate_size": expert_size(settings),
         "first_k_dense_replace": settings.count_or_zero("leading_dense_block_count"),
         "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
     }

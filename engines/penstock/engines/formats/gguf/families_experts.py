@@ -14,11 +14,12 @@ from penstock.engines.formats.gguf.architecture import (
     TWO_NORMS,
     Architecture,
     Config,
+    expert_size,
     experts,
+    experts_in,
     experts_of_qwen,
     layer_types,
     named,
-    of_experts,
     ropes_by_kind,
     scales_of_granite,
 )
@@ -28,7 +29,7 @@ _SHARED_GRANITE = "GraniteMoeSharedForCausalLM"
 
 
 def mixtral(settings: FileSettings, config: Config) -> Config:
-    return {**experts(settings, "num_local_experts"), "intermediate_size": settings.rows_of("ffn_gate_exps")}
+    return {**experts(settings, "num_local_experts"), "intermediate_size": expert_size(settings)}
 
 
 def qwen2moe(settings: FileSettings, config: Config) -> Config:
@@ -47,7 +48,7 @@ def qwen3moe(settings: FileSettings, config: Config) -> Config:
 def olmoe(settings: FileSettings, config: Config) -> Config:
     return {
         **experts(settings, "num_experts"),
-        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "intermediate_size": expert_size(settings),
         "norm_topk_prob": False,
         "clip_qkv": settings.get("attention.clamp_kqv"),
     }
@@ -58,7 +59,7 @@ def gpt_oss(settings: FileSettings, config: Config) -> Config:
     return {
         **scaling,
         **experts(settings, "num_local_experts"),
-        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "intermediate_size": expert_size(settings),
         "sliding_window": settings.count("attention.sliding_window"),
     }
 
@@ -71,7 +72,7 @@ def granitemoe(settings: FileSettings, config: Config) -> Config:
     return {
         **scales_of_granite(settings, config),
         **experts(settings, "num_local_experts"),
-        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "intermediate_size": expert_size(settings),
         **shared,
     }
 
@@ -79,7 +80,7 @@ def granitemoe(settings: FileSettings, config: Config) -> Config:
 def phimoe(settings: FileSettings, config: Config) -> Config:
     return {
         **experts(settings, "num_local_experts"),
-        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "intermediate_size": expert_size(settings),
         "lm_head_bias": "output.bias" in settings.tensors,
     }
 
@@ -94,7 +95,7 @@ def llama4(settings: FileSettings, config: Config) -> Config:
     return {
         **experts(settings, "num_local_experts"),
         **whole,
-        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "intermediate_size": expert_size(settings),
         "intermediate_size_mlp": config["intermediate_size"],
         "interleave_moe_layer_step": settings.count_or_zero("interleave_moe_layer_step"),
         "use_qk_norm": settings.get("expert_count") != _MAVERICK_EXPERTS,
@@ -127,7 +128,7 @@ ARCHITECTURES = {
                 for part, name in _FEED_FORWARD.items()
             },
         ),
-        of_experts({part: name.replace("mlp.", "feed_forward.experts.{}.") for part, name in MLP.items()}),
+        experts_in("feed_forward.experts"),
         settings=llama4,
     ),
     "mellum": Architecture("MellumForCausalLM", ROUTED, EXPERTS, settings=mellum),

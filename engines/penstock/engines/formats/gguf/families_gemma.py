@@ -12,9 +12,9 @@ from penstock.engines.formats.gguf.architecture import (
     MLP,
     Architecture,
     Config,
+    experts_in,
     layer_types,
     named,
-    of_experts,
     ropes_by_kind,
 )
 from penstock.engines.formats.gguf.container import FileSettings
@@ -166,11 +166,10 @@ ARCHITECTURES = {
             _BESIDE_EXPERTS,
             {"layer_output_scale.weight": "layer_scalar"},
         ),
-        of_experts(
-            {f"ffn_{part}": f"experts.{{}}.{part}_proj" for part in ("gate_up", "gate", "up", "down")},
-        ),
+        experts_in("experts"),
         other_parts=MappingProxyType(_EMBEDDINGS_OF_LAYERS),
         differing=("feed_forward_length", "attention.head_count_kv"),
+        others=("Gemma4UnifiedForCausalLM",),
         settings=gemma4,
     ),
     "gemma": Architecture("GemmaForCausalLM", norms_plus_one=True),

@@ -13,12 +13,13 @@ from penstock.engines.formats.gguf.architecture import (
     NORMS_OF_SEED,
     ROUTED,
     USUAL_PATTERN,
+    W_NAMES,
     Architecture,
     Config,
+    experts_in,
     experts_of_qwen,
     kinds_by_heads,
     named,
-    of_experts,
     own_layers,
 )
 from penstock.engines.formats.gguf.container import FileSettings
@@ -124,9 +125,7 @@ ARCHITECTURES = {
         block_parts=named(
             _LFM2_PARTS, {"ffn_gate_inp": "feed_forward.gate", "exp_probs_b.bias": "feed_forward.expert_bias"}
         ),
-        expert_parts=of_experts(
-            {part: f"feed_forward.experts.{{}}.{name}" for part, name in zip(MLP, ("w1", "w3", "w2"), strict=True)}
-        ),
+        expert_parts=experts_in("feed_forward.experts", W_NAMES),
         settings=lfm2moe,
     ),
 }

@@ -13,6 +13,7 @@ from penstock.engines.formats.gguf.architecture import (
     Architecture,
     Config,
     expert_groups,
+    expert_size,
     experts,
     experts_of_deepseek,
     kinds_by_heads,
@@ -28,7 +29,7 @@ def granitehybrid(settings: FileSettings, config: Config) -> Config:
     """Layers with attention have heads of keys. An MLP that every token has stands beside experts, or alone."""
     has_experts, rotates = bool(settings.get("expert_count")), settings.get("rope.scaling.finetuned")
     mixture = (
-        {**experts(settings, "num_local_experts"), "intermediate_size": settings.rows_of("ffn_gate_exps")}
+        {**experts(settings, "num_local_experts"), "intermediate_size": expert_size(settings)}
         if (has_experts)
         else {"num_local_experts": 0}
     )
@@ -81,7 +82,7 @@ def nemotron_h(settings: FileSettings, config: Config) -> Config:
 def _experts_of_nemotron(settings: FileSettings) -> Config:
     latent = settings.get("moe_latent_size")
     return {
-        **experts_of_deepseek(settings, "ffn_up_exps"),
+        **experts_of_deepseek(settings),
         **expert_groups(settings),
         "moe_shared_expert_intermediate_size": settings.rows_of("ffn_up_shexp"),
         "moe_latent_size": settings.count("moe_latent_size") if latent else None,

@@ -12,6 +12,7 @@ from penstock.engines.formats.gguf.architecture import (
     Architecture,
     Config,
     expert_groups,
+    expert_size,
     experts,
     experts_of_deepseek,
     layer_types,
@@ -26,7 +27,7 @@ def ernie4_5_moe(settings: FileSettings, config: Config) -> Config:
         "use_bias": config["attention_bias"],
         "moe_num_experts": settings.count("expert_count"),
         "moe_k": settings.count("expert_used_count"),
-        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "moe_intermediate_size": expert_size(settings),
         "moe_num_shared_experts": settings.count_or_zero("expert_shared_count"),
         "moe_layer_interval": settings.count("interleave_moe_layer_step", 1),
         "moe_layer_start_index": settings.count_or_zero("leading_dense_block_count"),
@@ -56,7 +57,7 @@ def afmoe(settings: FileSettings, config: Config) -> Config:
     return {
         **experts(settings, "num_experts"),
         "num_shared_experts": settings.count_or_zero("expert_shared_count"),
-        "moe_intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "moe_intermediate_size": expert_size(settings),
         "num_dense_layers": settings.count_or_zero("leading_dense_block_count"),
         "route_scale": settings.number("expert_weights_scale", 1.0),
         "global_attn_every_n_layers": USUAL_PATTERN,
@@ -68,7 +69,7 @@ def hunyuan_moe(settings: FileSettings, config: Config) -> Config:
     return {
         "num_experts": settings.count("expert_count"),
         "moe_topk": settings.count("expert_used_count"),
-        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "intermediate_size": expert_size(settings),
     }
 
 
@@ -87,7 +88,7 @@ def exaone_moe(settings: FileSettings, config: Config) -> Config:
 
 def hy_v3(settings: FileSettings, config: Config) -> Config:
     """The dense layers in front are those with matrices of their own."""
-    size = settings.rows_of("ffn_gate_exps")
+    size = expert_size(settings)
     dense = sum(name.endswith(".ffn_gate.weight") for name in settings.tensors)
     return {
         **experts(settings, "num_experts"),
@@ -105,7 +106,7 @@ def cohere2moe(settings: FileSettings, config: Config) -> Config:
     return {
         **experts(settings, "num_experts"),
         **depth,
-        "intermediate_size": settings.rows_of("ffn_gate_exps"),
+        "intermediate_size": expert_size(settings),
         "prefix_dense_intermediate_size": config["intermediate_size"],
         "prefix_dense_sliding_window_pattern": 1,
         "first_k_dense_replace": settings.count_or_zero("leading_dense_block_count"),

@@ -23,6 +23,7 @@ from penstock.gateway.commands.doctor.machine_checks import cpu_class, machine_f
 from penstock.gateway.commands.doctor.model_advice import model_findings
 from penstock.gateway.commands.doctor.package_checks import backend_findings, engine_findings
 from penstock.gateway.configuration.config import Config, load_config
+from support.models import make_model
 
 GIB = 1 << 30
 
@@ -151,6 +152,11 @@ def test_the_demo_model_is_served_as_it_is() -> None:
     rates = [option.figures["tokens_per_second"] for option in options]
     assert rates == sorted(rates)
     assert choice.detail.startswith("penstock serve penstock-demo: ")
+
+
+def test_the_command_to_choose_is_one_for_this_folder(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "a model", "qwen2")
+    assert advice(str(model))[-1].detail.startswith(f"penstock serve '{model}': ")
 
 
 @pytest.mark.parametrize(("speed", "weights"), [(200e9, "auto"), (1e7, "int4")])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -90,7 +91,7 @@ def _on_openvino(settings: ModelSettings, source: ModelSource, tokenizer: Tokeni
             continue
         options.append(_option(kind, spec, free, speed))
         yield _finding(options[-1], free)
-    yield _choice(options, source, free)
+    yield _choice(options, settings.model.model or source.name, free)
 
 
 def _option(weights: str, spec: EngineSpec, free: int, speed: float) -> _Option:
@@ -125,19 +126,18 @@ def _finding(option: _Option, free: int) -> Finding:
     return Finding(option.name, "ok", "; ".join(parts), figures)
 
 
-def _choice(options: Sequence[_Option], source: ModelSource, free: int) -> Finding:
+def _choice(options: Sequence[_Option], model: str, free: int) -> Finding:
+    """`model`: as the command line has it."""
     fitting = [option for option in options if option.needed <= free]
     if not fitting:
         least = min((option.needed for option in options), default=0)
-        detail = (
-            f"{source.name} does not fit: it needs at least {size_text(least)}, and {size_text(free)} are available"
-        )
+        detail = f"{model} does not fit: it needs at least {size_text(least)}, and {size_text(free)} are available"
         return Finding("choose", "problem", detail)
     quick = [option for option in fitting if (option.tokens_per_second or _READABLE) >= _READABLE]
     option = quick[0] if quick else max(fitting, key=lambda fit: fit.tokens_per_second or 0)
     flags = "" if option.weights == "auto" else f" --weights {option.weights}"
     why = "the most exact that is faster than people read" if quick else "the fastest that fits"
-    return Finding("choose", "ok", f"penstock serve {source.name}{flags}: {why}", {"weights": option.weights})
+    return Finding("choose", "ok", f"penstock serve {quote(model)}{flags}: {why}", {"weights": option.weights})
 
 
 def _on_another(spec: EngineSpec) -> Finding:

@@ -221,6 +221,14 @@ def _cohere2_moe(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _minicpm(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "embedding_scale": config["scale_emb"],
+        "residual_scale": config["scale_depth"] / config["num_hidden_layers"] ** 0.5,
+        "logit_scale": config["hidden_size"] / config["dim_model_base"],
+    }
+
+
 def _minicpm3(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "attention.q_lora_rank": config["q_lora_rank"],
@@ -247,6 +255,7 @@ _OWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "hy_v3": _hy_v3,
     "exaone_moe": _exaone_moe,
     "cohere2_moe": _cohere2_moe,
+    "minicpm": _minicpm,
     "minicpm3": _minicpm3,
     "gpt_bigcode": _starcoder,
     "mellum": _windows_by_layer,

@@ -51,7 +51,7 @@ _ARCHITECTURES = {
 """By model_type, where they are called otherwise."""
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
 _PAIRS = (
-    *("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo"),
+    *("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo", "minicpm"),
     *("granitemoe", "granitemoeshared", "granitemoehybrid"),
 )
 """Model types whose queries and keys are turned in neighbouring pairs."""

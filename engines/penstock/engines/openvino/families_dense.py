@@ -39,7 +39,7 @@ NUMBERED_NORMS = LayerNorms("ln_1", "", "ln_2")
 ONE_NUMBERED_NORM = LayerNorms("ln_1", "", "ln_1")
 
 
-@family("LlamaForCausalLM")
+@family("LlamaForCausalLM", "LLaMAForCausalLM")
 def llama(c: Settings) -> DecoderSpec:
     return plain(filled(c, max_position_embeddings=2048)).with_mlp(bias=bool(c.get("mlp_bias")))
 

@@ -101,7 +101,7 @@ def minimax_m2(c: Settings) -> DecoderSpec:
     return replace(mixed(spec, experts), names=names)
 
 
-@family("PhimoeForCausalLM")
+@family("PhimoeForCausalLM", "PhiMoEForCausalLM")
 def phimoe(c: Settings) -> DecoderSpec:
     c = filled(
         c,

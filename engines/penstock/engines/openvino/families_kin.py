@@ -104,7 +104,7 @@ def glm4(c: Settings) -> DecoderSpec:
     return glm(c).with_layers(norms=norms)
 
 
-@family("Ernie4_5ForCausalLM")
+@family("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
 def ernie4_5(c: Settings) -> DecoderSpec:
     c = filled(
         c,
@@ -253,6 +253,26 @@ def hyperclovax(c: Settings) -> DecoderSpec:
     spec = replace(granite(c), logits_scale=positive(c, "logits_scaling"))
     norms = LayerNorms("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
     return spec.with_layers(norms=norms) if c["use_post_norm"] else spec
+
+
+@family("MiniCPMForCausalLM")
+def minicpm(c: Settings) -> DecoderSpec:
+    """MiniCPM 1, 2 and 4: Llama with scales. Each token attends to all before it: MiniCPM 4's own code can leave out
+    parts of long prompts."""
+    if c.get("num_experts"):
+        raise UnsupportedError("config.json has num_experts: of MiniCPM, mixtures of experts are not supported")
+    c = filled(c, rms_norm_eps=1e-6, scale_emb=1, scale_depth=1, dim_model_base=1, tie_word_embeddings=True)
+    return scaled_as_minicpm(llama(c), c)
+
+
+def scaled_as_minicpm(spec: DecoderSpec, c: Settings) -> DecoderSpec:
+    depth, base = c["scale_depth"], c["dim_model_base"]
+    return replace(
+        spec,
+        embedding_scale=positive(c, "scale_emb"),
+        residual_scale=1.0 if depth is None else positive(c, "scale_depth") / math.sqrt(spec.num_layers),
+        logits_scale=1.0 if base is None else positive(c, "dim_model_base") / spec.hidden_size,
+    )
 
 
 @family("GraniteSWAForCausalLM")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.engines.errors import UnsupportedError
 from penstock.engines.openvino.decoder_spec import DecoderSpec, Experts, Latent, LayerNorms, TensorNames
 from penstock.engines.openvino.families_experts import experts_of, in_groups, size_of_expert
-from penstock.engines.openvino.families_kin import with_growth
+from penstock.engines.openvino.families_kin import scaled_as_minicpm, with_growth
 from penstock.engines.openvino.families_shared_experts import behind_dense, like_deepseek, sparse_layers, with_share
 from penstock.engines.openvino.family import Settings, changed, family, filled, growing, mixed, plain, positive, size_in
 from penstock.engines.openvino.rope import settings_in, yarn_scale
@@ -186,14 +185,7 @@ def minicpm3(c: Settings) -> DecoderSpec:
         dim_model_base=256,
         tie_word_embeddings=True,
     )
-    spec = _latent(c, alternating=False).with_mlp(bias=bool(c.get("mlp_bias")))
-    depth, base = c["scale_depth"], c["dim_model_base"]
-    return replace(
-        spec,
-        embedding_scale=positive(c, "scale_emb"),
-        residual_scale=1.0 if depth is None else positive(c, "scale_depth") / math.sqrt(spec.num_layers),
-        logits_scale=1.0 if base is None else positive(c, "dim_model_base") / spec.hidden_size,
-    )
+    return scaled_as_minicpm(_latent(c, alternating=False).with_mlp(bias=bool(c.get("mlp_bias"))), c)
 
 
 def _latent(c: Settings, *, alternating: bool) -> DecoderSpec:

@@ -89,7 +89,7 @@ def solar_open(c: Settings) -> DecoderSpec:
     return like_deepseek(plain(c).with_attention(o_bias=False), c, [True] * c["num_hidden_layers"])
 
 
-@family("ExaoneMoeForCausalLM")
+@family("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM")
 def exaone_moe(c: Settings) -> DecoderSpec:
     c = filled(
         c,

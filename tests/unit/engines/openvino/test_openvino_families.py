@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,35 @@ def test_exaone_3(tmp_path: Path, make_runner: Any) -> None:
                 layer_norm_epsilon=1e-6)  # fmt: skip
     wanted = reference_tokens(load_reference(tmp_path), prompt(70, 6), COUNT)
     assert Driver(make_runner(tmp_path)).generate([prompt(70, 6)], COUNT) == [wanted]
+
+
+def test_minicpm(tmp_path: Path, make_runner: Any) -> None:
+    """transformers has no code for it. Its scales are Granite's, said in another way."""
+    make_model(tmp_path, "granite", attention_multiplier=0.25)
+    wanted = reference_tokens(load_reference(tmp_path), prompt(70, 6), COUNT)
+    granites = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    edit_config(tmp_path, architectures=["MiniCPMForCausalLM"], model_type="minicpm", auto_map={}, num_experts=0,
+                **dict.fromkeys(granites), scale_emb=6.0, scale_depth=0.4 * 3**0.5, dim_model_base=64 / 3)  # fmt: skip
+    assert Driver(make_runner(tmp_path)).generate([prompt(70, 6)], COUNT) == [wanted]
+    edit_config(tmp_path, num_experts=8)
+    with pytest.raises(UnsupportedError, match="of MiniCPM, mixtures of experts"):
+        make_runner(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("phi-moe", "PhiMoEForCausalLM"),
+        ("exaone-moe", "ExaoneMoEForCausalLM"),
+        ("ernie4.5", "Ernie4_5_ForCausalLM"),
+        ("llama", "LLaMAForCausalLM"),
+    ],
+)
+def test_names_that_makers_give(family: str, name: str, tmp_path: Path) -> None:
+    """transformers has other ones, and finds its own by model_type."""
+    make_model(tmp_path, family)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert repr(parse_config(config | {"architectures": [name]})) == repr(parse_config(config))  # arrays are in it
 
 
 def test_patterns_in_letters(tmp_path: Path, make_runner: Any) -> None:

@@ -20,7 +20,7 @@ from penstock.gateway.configuration.config import ConfigError
 from penstock.gateway.models.language.models import unpack
 from support.cpu import own_cache
 from support.gguf import round_weights, write_gguf
-from support.models import load_reference, make_model, reference_answers
+from support.models import edit_config, load_reference, make_model, reference_answers
 from support.runner import Driver, prompt
 
 COUNT = 30
@@ -186,6 +186,21 @@ def test_other_families(family: str, settings: dict[str, Any], tmp_path: Path, m
     """Of which the file alone says in what layers or with what matrices they differ."""
     model = make_model(tmp_path / "model", family, **settings)
     check(model, write_gguf(model, tmp_path / "x.gguf"), make_runner, prompts=PROMPTS[:3:2], count=10)
+
+
+def test_minicpm(tmp_path: Path, make_runner: Any) -> None:
+    """Its scales are Granite's, said in another way. Files of 2024 do not say them."""
+    model = make_model(tmp_path / "model", "granite", attention_multiplier=0.25)
+    own = tmp_path / "own"
+    shutil.copytree(model, own)
+    scales = {"scale_emb": 6.0, "scale_depth": 0.4 * 3**0.5, "dim_model_base": 64 / 3}
+    edit_config(own, model_type="minicpm", embedding_multiplier=None, residual_multiplier=None, logits_scaling=None,
+                attention_multiplier=None, **scales)  # fmt: skip
+    check(model, write_gguf(own, tmp_path / "x.gguf"), make_runner, prompts=PROMPTS[:3:2], count=10)
+    names = ("minicpm__embedding_scale", "minicpm__residual_scale", "minicpm__logit_scale")
+    older = unpack(write_gguf(own, tmp_path / "older.gguf", **dict.fromkeys(names)))
+    config = json.loads((older / "config.json").read_text())
+    assert [round(config[name], 4) for name in scales] == [12, 1.4, 256]
 
 
 @pytest.mark.parametrize("family", ["mixtral", "cohere2-moe", "qwen3-next"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -43,6 +44,16 @@ def granite_swa(settings: FileSettings, config: Config) -> Config:
         **scales_of_granite(settings, config),
         "layer_types": layer_types(settings, config),
         "layer_rope_theta": [config["rope_theta"] if rotating else 0 for rotating in rotates],
+    }
+
+
+def minicpm(settings: FileSettings, config: Config) -> Config:
+    """Files of 2024 do not say the scales of MiniCPM 2B."""
+    root = math.sqrt(config["num_hidden_layers"])
+    return {
+        "scale_emb": settings.number("embedding_scale", 12.0),
+        "scale_depth": settings.number("residual_scale", 1.4 / root) * root,
+        "dim_model_base": config["hidden_size"] / settings.number("logit_scale", config["hidden_size"] / 256),
     }
 
 
@@ -112,6 +123,7 @@ ARCHITECTURES = {
         block_parts=named(LLAMA.block_parts, {"attn_sinks.weight": "self_attn.sinks"}),
         settings=granite_swa,
     ),
+    "minicpm": replace(LLAMA, hugging_face="MiniCPMForCausalLM", settings=minicpm),
     "smollm3": replace(LLAMA, hugging_face="SmolLM3ForCausalLM", settings=smollm3),
     "olmo2": Architecture("Olmo2ForCausalLM", named(ATTENTION, MLP, NORMS_BEHIND), others=(_OLMO3,), settings=olmo2),
     "exaone": Architecture("LlamaForCausalLM"),

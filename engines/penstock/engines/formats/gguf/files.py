@@ -124,7 +124,8 @@ def _longrope(settings: FileSettings, kind: Any) -> dict[str, Any]:
         _check_factors(name, settings.tensors[name], kind, (*_NEUTRAL_ROPES, "longrope"))
     short, long = (_values(settings.tensors[name]) for name in ROPE_FACTORS_BY_LENGTH)
     scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-    scaling["original_max_position_embeddings"] = settings.count("rope.scaling.original_context_length")
+    trained = settings.count("rope.scaling.original_context_length", settings.count("context_length"))
+    scaling["original_max_position_embeddings"] = trained
     if settings.get("rope.scaling.attn_factor") is not None:
         scaling["attention_factor"] = settings.number("rope.scaling.attn_factor")
     return scaling

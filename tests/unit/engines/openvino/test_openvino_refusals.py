@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
     [
         (
             {"architectures": ["MptForCausalLM"]},
-            "MptForCausalLM is not supported .* LlamaForCausalLM, Mistral",
+            "MptForCausalLM is not supported .* LlamaForCausalLM, .*MistralForCausalLM, ",
         ),
         ({"architectures": None}, "unnamed is not supported"),
         ({"architectures": ["X"], "auto_map": {"AutoModel": "evil.py"}}, r"auto_map\) is never run"),

@@ -167,8 +167,7 @@ def ropes_by_kind(settings: FileSettings, config: Config, **whole: Any) -> Confi
 
 def kinds_by_heads(settings: FileSettings, config: Config, recurrent: str) -> list[str]:
     """Of the layers of a hybrid: those without heads of keys are `recurrent`."""
-    heads, layers = settings.get("attention.head_count_kv"), config["num_hidden_layers"]
-    heads = heads if isinstance(heads, list) else [heads] * layers
+    heads = settings.by_layer("attention.head_count_kv", config["num_hidden_layers"])
     return [recurrent if number == 0 else "full_attention" for number in heads]
 
 

@@ -206,6 +206,15 @@ class FileSettings:
             raise EngineError(f"the GGUF file has {self._prefix}{name}={str(value)[:50]}, which should be a number")
         return float(value)
 
+    def by_layer(self, name: str, layers: int) -> list[Any]:
+        """The file has one for each layer, or one for all; what is behind the layers is left out."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            return [value] * layers
+        if len(value) < layers:
+            raise EngineError(f"the GGUF file has {self._prefix}{name} for {len(value)} layers, and {layers} layers")
+        return value[:layers]
+
     def has(self, *names: str) -> bool:
         """Whether one of these tensors is in the first layer."""
         return any(f"blk.0.{name}" in self.tensors for name in names)

@@ -39,21 +39,21 @@ def granite_swa(settings: FileSettings, config: Config) -> Config:
         raise UnsupportedError(
             "the GGUF file has granite_swa.expert_count: Granite with windows is read without experts"
         )
-    rotates = settings.get("attention.rope_pattern") or [True] * config["num_hidden_layers"]
+    rotates = settings.by_layer("attention.rope_pattern", config["num_hidden_layers"])
     return {
         **scales_of_granite(settings, config),
         "layer_types": layer_types(settings, config),
-        "layer_rope_theta": [config["rope_theta"] if rotating else 0 for rotating in rotates],
+        "layer_rope_theta": [0 if rotating is False else config["rope_theta"] for rotating in rotates],
     }
 
 
 def minicpm(settings: FileSettings, config: Config) -> Config:
     """Files of 2024 do not say the scales of MiniCPM 2B."""
-    root = math.sqrt(config["num_hidden_layers"])
+    root, logits = math.sqrt(config["num_hidden_layers"]), settings.number("logit_scale", config["hidden_size"] / 256)
     return {
         "scale_emb": settings.number("embedding_scale", 12.0),
         "scale_depth": settings.number("residual_scale", 1.4 / root) * root,
-        "dim_model_base": config["hidden_size"] / settings.number("logit_scale", config["hidden_size"] / 256),
+        "dim_model_base": config["hidden_size"] / logits if logits else 0,
     }
 
 

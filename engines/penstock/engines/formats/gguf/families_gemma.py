@@ -42,9 +42,9 @@ def gemma3(settings: FileSettings, config: Config) -> Config:
 def gemma3n(settings: FileSettings, config: Config) -> Config:
     """Of a layer's sparsity the file has the deviation below which values are 0, config.json their share."""
     layers, sizes = config["num_hidden_layers"], settings.get("feed_forward_length")
-    deviations = settings.get("activation_sparsity_scale")
-    if not isinstance(deviations, list):
-        raise EngineError("the GGUF file has no list gemma3n.activation_sparsity_scale")
+    deviations = settings.by_layer("activation_sparsity_scale", layers)
+    if not all(isinstance(deviation, float) for deviation in deviations):
+        raise EngineError("the GGUF file has no list of numbers gemma3n.activation_sparsity_scale")
     shared = settings.get("attention.shared_kv_layers")
     return {
         **_embeddings_of_layers(settings, config),

@@ -30,7 +30,7 @@ def granitehybrid(settings: FileSettings, config: Config) -> Config:
     has_experts, rotates = bool(settings.get("expert_count")), settings.get("rope.scaling.finetuned")
     mixture = (
         {**experts(settings, "num_local_experts"), "intermediate_size": expert_size(settings)}
-        if (has_experts)
+        if has_experts
         else {"num_local_experts": 0}
     )
     return {
@@ -57,10 +57,11 @@ def falcon_h1(settings: FileSettings, config: Config) -> Config:
 def nemotron_h(settings: FileSettings, config: Config) -> Config:
     """A layer without heads of keys and without an MLP is a state space."""
     depth, has_experts = own_layers(settings, config), bool(settings.get("expert_count"))
-    heads, sizes = (settings.get(name) for name in ("attention.head_count_kv", "feed_forward_length"))
+    layers = depth["num_hidden_layers"]
+    heads, sizes = (settings.by_layer(name, layers) for name in ("attention.head_count_kv", "feed_forward_length"))
     kinds = [
         "full_attention" if head else ("moe" if has_experts else "mlp") if size else "linear_attention"
-        for head, size in zip(*(_by_layer(value, depth["num_hidden_layers"]) for value in (heads, sizes)), strict=True)
+        for head, size in zip(heads, sizes, strict=True)
     ]
     inner, state_heads = settings.count("ssm.inner_size"), settings.count("ssm.time_step_rank")
     return {
@@ -88,11 +89,6 @@ def _experts_of_nemotron(settings: FileSettings) -> Config:
         "moe_latent_size": settings.count("moe_latent_size") if latent else None,
         "norm_topk_prob": bool(settings.get("expert_weights_norm")),
     }
-
-
-def _by_layer(value: object, layers: int) -> list[object]:
-    """The file has one for each layer, or one for all."""
-    return value[:layers] if isinstance(value, list) else [value] * layers
 
 
 def _state_space(settings: FileSettings) -> Config:

@@ -94,7 +94,7 @@ def hy_v3(settings: FileSettings, config: Config) -> Config:
         **experts(settings, "num_experts"),
         **own_layers(settings, config),
         "moe_intermediate_size": size,
-        "num_shared_experts": settings.rows_of("ffn_gate_shexp") // size,
+        "num_shared_experts": settings.rows_of("ffn_gate_shexp") // max(size, 1),
         "first_k_dense_replace": dense,
         "router_scaling_factor": settings.number("expert_weights_scale", 1.0),
     }

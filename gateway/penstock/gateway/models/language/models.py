@@ -48,7 +48,7 @@ from penstock.tokenizers.token_table import DecoderKind
 
 logger = logging.getLogger("penstock")
 
-_LAYOUT = "4"
+_LAYOUT = "5"
 """Of what is made here: a change makes new folders."""
 
 

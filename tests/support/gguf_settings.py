@@ -31,18 +31,7 @@ def write_settings(writer: gguf.GGUFWriter, family: str, config: dict[str, Any])
     if family.startswith("lfm2"):
         writer.add_layer_norm_rms_eps(config["norm_eps"])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-        attends = [kind == "full_attention" for kind in config["layer_types"]]
-        write_value(
-            writer, f"{writer.arch}.attention.head_count_kv", [config["num_key_value_heads"] * n for n in attends]
-        )
-    if family == "granitemoehybrid":
-        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
-        writer.add_ssm_state_size(config["mamba_d_state"])
-        writer.add_ssm_group_count(config["mamba_n_groups"])
-        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
-        writer.add_ssm_inner_size(config["mamba_expand"] * hidden)
-        writer.add_rope_scaling_finetuned(config.get("position_embedding_type") == "rope")
-        heads_by_layer = [config["num_key_value_heads"] * (kind == "full_attention") for kind in config["layer_types"]]
+        heads_by_layer = _key_heads(config, config["layer_types"])
         write_value(writer, f"{writer.arch}.attention.head_count_kv", heads_by_layer)
     if "linear_num_key_heads" in config:
         writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
@@ -169,10 +158,27 @@ def _windows_by_layer(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _key_heads(config: dict[str, Any], kinds: list[str]) -> list[int]:
+    """Layers of other kinds have none."""
+    return [config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds]
+
+
+def _granite_hybrid(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_state_space(config, config["mamba_expand"] * config["hidden_size"]),
+        "rope.scaling.finetuned": config.get("position_embedding_type") == "rope",
+        "attention.head_count_kv": _key_heads(config, config["layer_types"]),
+    }
+
+
 def _falcon_h1(config: dict[str, Any]) -> dict[str, Any]:
+    return _state_space(config, config["mamba_d_ssm"])
+
+
+def _state_space(config: dict[str, Any], inner: int) -> dict[str, Any]:
     return {
         "ssm.conv_kernel": config["mamba_d_conv"],
-        "ssm.inner_size": config["mamba_d_ssm"],
+        "ssm.inner_size": inner,
         "ssm.state_size": config["mamba_d_state"],
         "ssm.time_step_rank": config["mamba_n_heads"],
         "ssm.group_count": config["mamba_n_groups"],
@@ -189,7 +195,7 @@ def _nemotron_h(config: dict[str, Any]) -> dict[str, Any]:
         "ssm.state_size": config["ssm_state_size"],
         "ssm.time_step_rank": heads,
         "ssm.group_count": config["n_groups"],
-        "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds],
+        "attention.head_count_kv": _key_heads(config, kinds),
         "feed_forward_length": [inner * (kind in ("mlp", "moe")) for kind in kinds],
         **({"moe_latent_size": latent} if latent else {}),
     }
@@ -249,6 +255,7 @@ def _granite_swa(config: dict[str, Any]) -> dict[str, Any]:
 _OWN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "gemma3n": _gemma3n,
     "gemma4": _gemma4,
+    "granitemoehybrid": _granite_hybrid,
     "falcon_h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
     "llama4": _llama4,

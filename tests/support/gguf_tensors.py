@@ -52,7 +52,7 @@ _ARCHITECTURES = {
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
 _PAIRS = (
     *("llama", "mixtral", "granite", "smollm3", "ministral3", "arcee", "olmo", "minicpm"),
-    *("granitemoe", "granitemoeshared", "granitemoehybrid"),
+    *("granitemoe", "granitemoeshared", "granitemoehybrid", "granite_swa"),
 )
 """Model types whose queries and keys are turned in neighbouring pairs."""
 _NAMED_LIKE = {"hy_v3": "exaone-moe", "cohere2moe": "exaone-moe", "mellum": "qwen3moe", "granite_swa": "granite"}
@@ -132,10 +132,9 @@ def _converted(name: str, values: Values, family: str, config: dict[str, Any]) -
         values = values + 1
     if ".linear_attn." in name and family != "qwen3_next":
         name, values = _delta_net(name, values, config)
-    if name.endswith(("A_log", "mamba.D", "mamba.norm.weight")) and family == "granitemoehybrid":
-        values = -np.exp(values) if name.endswith("A_log") else values
-        values = values.reshape(config["mamba_n_groups"], -1) if name.endswith("norm.weight") else values[:, None]
-    elif name.endswith("A_log") and family == "qwen3_next":
+    if family == "granitemoehybrid":
+        name, values = _state_space(name, values, config["mamba_n_groups"])
+    if name.endswith("A_log") and family == "qwen3_next":
         values = -np.exp(values)
     if name.endswith("conv1d.weight"):
         values = values.reshape(len(values), -1)
@@ -158,7 +157,7 @@ def _converted(name: str, values: Values, family: str, config: dict[str, Any]) -
         name = name.removeprefix("model.")
     name = name.replace(".expert_bias", ".expert_bias.bias")
     if name.endswith(".sinks"):
-        name += ".weight"
+        name = f"blk.{_layer(name)}.attn_sinks.weight"
     if name.endswith("in_proj_qkvz.weight"):
         yield from _by_key_head(name, values, config)
     elif name.endswith("kv_b_proj.weight") and family in LATENT:
@@ -248,13 +247,6 @@ def _hy_v3(name: str, values: Values, config: dict[str, Any]) -> Converted:
     yield (f"blk.{_layer(name)}.exp_probs_b" if name.endswith("expert_bias") else name), values
 
 
-def _granite_swa(name: str, values: Values, config: dict[str, Any]) -> Converted:
-    if name.endswith((".q_proj.weight", ".k_proj.weight")):
-        heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
-        values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-    yield (f"blk.{_layer(name)}.attn_sinks.weight" if name.endswith("sinks") else name), values
-
-
 def _apertus(name: str, values: Values, config: dict[str, Any]) -> Converted:
     """What the activation learned is in the settings."""
     if ".act_fn." not in name:
@@ -272,7 +264,6 @@ _RULES: dict[str, Callable[[str, Values, dict[str, Any]], Converted]] = {
     "nemotron_h": _nemotron_h,
     "llama4": _llama4,
     "hy_v3": _hy_v3,
-    "granite_swa": _granite_swa,
     "apertus": _apertus,
 }
 """Of families that have nothing in common with the others."""

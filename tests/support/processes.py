@@ -41,6 +41,5 @@ def listening_ports(pid: int) -> list[int]:
 
 def has_clients(pid: int) -> bool:
     """Whether a TCP connection to a port on which this process listens is open."""
-    connections = psutil.Process(pid).net_connections("tcp")
-    ports = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+    ports, connections = listening_ports(pid), psutil.Process(pid).net_connections("tcp")
     return any(each.laddr.port in ports for each in connections if each.status == psutil.CONN_ESTABLISHED)

@@ -37,12 +37,17 @@ MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.do
 TWO_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 NORMS_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 FOUR_NORMS = {**NORMS_BEHIND, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
-SHARED_EXPERT = {
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    **{f"{part}_shexp": name.replace("mlp.", "mlp.shared_expert.") for part, name in MLP.items()},
-}
+FEED_FORWARD = {part: name.replace("mlp.", "feed_forward.") for part, name in MLP.items()}
 NORMS_OF_SEED = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
-SHARED_EXPERTS = {f"{part}_shexp": name.replace("mlp.", "mlp.shared_experts.") for part, name in MLP.items()}
+
+
+def shared_in(prefix: str) -> Mapping[str, str]:
+    """Matrices of the expert that every token has."""
+    return {f"{part}_shexp": name.replace("mlp", prefix) for part, name in MLP.items()}
+
+
+SHARED_EXPERT = {"ffn_gate_inp_shexp": "mlp.shared_expert_gate", **shared_in("mlp.shared_expert")}
+SHARED_EXPERTS = shared_in("mlp.shared_experts")
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def experts(settings: FileSettings, name: str) -> Config:
 def expert_size(settings: FileSettings) -> int:
     if settings.some_layer_has("ffn_gate_up_exps.weight"):
         return settings.rows_of("ffn_gate_up_exps") // 2
-    return settings.rows_of("ffn_gate_exps" if settings.some_layer_has("ffn_gate_exps.weight") else "ffn_up_exps")
+    return settings.rows_of("ffn_up_exps")
 
 
 def experts_of_qwen(settings: FileSettings) -> Config:

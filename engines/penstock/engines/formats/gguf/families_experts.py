@@ -7,9 +7,9 @@ from dataclasses import replace
 from penstock.engines.formats.gguf.architecture import (
     ATTENTION,
     EXPERTS,
+    FEED_FORWARD,
     LLAMA,
     MIXTRAL_EXPERTS,
-    MLP,
     ROUTED,
     TWO_NORMS,
     Architecture,
@@ -22,6 +22,7 @@ from penstock.engines.formats.gguf.architecture import (
     named,
     ropes_by_kind,
     scales_of_granite,
+    shared_in,
 )
 from penstock.engines.formats.gguf.container import FileSettings
 
@@ -113,7 +114,6 @@ def mellum(settings: FileSettings, config: Config) -> Config:
 
 
 _MAVERICK_EXPERTS = 128
-_FEED_FORWARD = {part: name.replace("mlp.", "feed_forward.") for part, name in MLP.items()}
 
 ARCHITECTURES = {
     "llama4": Architecture(
@@ -121,12 +121,9 @@ ARCHITECTURES = {
         named(
             ATTENTION,
             TWO_NORMS,
-            _FEED_FORWARD,
+            FEED_FORWARD,
             {"ffn_gate_inp": "feed_forward.router"},
-            {
-                f"{part}_shexp": name.replace("feed_forward.", "feed_forward.shared_expert.")
-                for part, name in _FEED_FORWARD.items()
-            },
+            shared_in("feed_forward.shared_expert"),
         ),
         experts_in("feed_forward.experts"),
         settings=llama4,

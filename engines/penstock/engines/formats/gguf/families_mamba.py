@@ -7,6 +7,7 @@ from dataclasses import replace
 from penstock.engines.formats.gguf.architecture import (
     ATTENTION,
     EXPERTS,
+    FEED_FORWARD,
     LLAMA,
     MLP,
     ROUTED,
@@ -81,12 +82,11 @@ def nemotron_h(settings: FileSettings, config: Config) -> Config:
 
 
 def _experts_of_nemotron(settings: FileSettings) -> Config:
-    latent = settings.get("moe_latent_size")
     return {
         **experts_of_deepseek(settings),
         **expert_groups(settings),
         "moe_shared_expert_intermediate_size": settings.rows_of("ffn_up_shexp"),
-        "moe_latent_size": settings.count("moe_latent_size") if latent else None,
+        "moe_latent_size": settings.count_or_zero("moe_latent_size") or None,
         "norm_topk_prob": bool(settings.get("expert_weights_norm")),
     }
 
@@ -110,7 +110,6 @@ _STATE_SPACE = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-_FALCON_MLP = {part: name.replace("mlp.", "feed_forward.") for part, name in MLP.items()}
 _NEMOTRON = Architecture(
     "NemotronHForCausalLM",
     named(
@@ -137,7 +136,7 @@ ARCHITECTURES = {
         named(
             ATTENTION,
             _STATE_SPACE,
-            _FALCON_MLP,
+            FEED_FORWARD,
             {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm.weight"},  # its name has no kind
         ),
         norm="model.final_layernorm",

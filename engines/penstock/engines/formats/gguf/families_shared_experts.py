@@ -18,6 +18,7 @@ from penstock.engines.formats.gguf.architecture import (
     layer_types,
     named,
     own_layers,
+    shared_in,
 )
 from penstock.engines.formats.gguf.container import FileSettings
 
@@ -120,7 +121,7 @@ def cohere2moe(settings: FileSettings, config: Config) -> Config:
 
 _SOFTMAX = 1
 """llama.cpp's number for scores that are shares."""
-_SHARED_MLP = {f"{part}_shexp": name.replace("mlp.", "mlp.shared_mlp.") for part, name in MLP.items()}
+_SHARED_MLP = shared_in("mlp.shared_mlp")
 
 ARCHITECTURES = {
     "hunyuan-moe": Architecture(
